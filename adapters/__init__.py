@@ -1,0 +1,1 @@
+"""How an engine is reached: the adapter contract, its child-process host, and the adapters."""

@@ -1,0 +1,152 @@
+"""The adapter contract: all that kvfence asks of an engine.
+
+An adapter is a factory ``open(model, config) -> Engine``, found by the entry point group ``kvfence.adapters`` or as
+``module:factory``. An engine that can only run a batch of prompts is complete; the rest is optional and declared.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+
+class AdapterError(Exception):
+    """Something an engine or its adapter did; the message is one line for the user."""
+
+
+class EngineStartError(AdapterError):
+    """The engine cannot be opened at all: it, the model or the environment is wrong."""
+
+
+class UnsupportedConfigError(AdapterError):
+    """The engine works but not in this configuration."""
+
+
+class EngineFaultError(AdapterError):
+    """The engine raised, hung, died or answered nonsense during a call."""
+
+
+class Support(StrEnum):
+    """Whether an engine has a capability. UNKNOWN is reported and never counted as a pass."""
+
+    SUPPORTED = "supported"
+    UNSUPPORTED = "unsupported"
+    UNKNOWN = "unknown"
+
+
+CAPABILITIES = {
+    "token_prompts": "prompts are taken as token ids",
+    "sharing": "requests can share the KV of a common prefix",
+    "cached_tokens": "tells how many prompt tokens came from the cache",
+    "logprobs": "tells the logprob of each emitted token",
+    "top_logprobs": "tells the logprobs of the best few tokens at each position",
+    "reset_cache": "can forget everything cached",
+    "reopen": "another configuration can be opened in the same process",
+}
+
+
+@dataclass(frozen=True)
+class Capability:
+    """State of one capability, with the reason where it is not simply there."""
+
+    state: Support
+    reason: str = ""
+
+
+def supported(*names: str) -> dict[str, Capability]:
+    """Shorthand for an engine that has the named capabilities."""
+    return {name: Capability(Support.SUPPORTED) for name in names}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine is opened. Sizes are upper limits; None leaves the choice to the engine."""
+
+    sharing: bool = False
+    max_concurrency: int = 1
+    dtype: str = "float32"
+    device: str = "cpu"
+    block_size: int | None = None  # tokens
+    pool_size: int | None = None  # tokens of KV
+    seed: int = 0
+    engine_args: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: greedy, exactly `max_tokens` new tokens, EOS a token like any other."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine answered to the request of the same id."""
+
+    id: str
+    tokens: tuple[int, ...]  # [n]
+    logprobs: tuple[float, ...] | None = None  # [n] nats, of each emitted token
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None  # [n][k] (token, nats), best first
+    cached_tokens: int | None = None  # prompt tokens whose KV was not computed for this request
+
+
+class Engine(ABC):
+    """An opened engine. Only `generate` must be written."""
+
+    name: ClassVar[str] = "unnamed"
+    version: str = "unknown"
+    block_size: int | None = None  # tokens per shareable block; 1 = token by token; None = unknown
+
+    @property
+    def capabilities(self) -> Mapping[str, Capability]:
+        """States of the names in `CAPABILITIES`; a name left out is UNKNOWN."""
+        return {}
+
+    @abstractmethod
+    def generate(self, requests: Sequence[Request]) -> Sequence[Completion]:
+        """Run the requests concurrently, up to the configured maximum, and answer each of them once."""
+
+    def reset_cache(self) -> None:
+        """Forget every cached block. Only called where "reset_cache" is SUPPORTED."""
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to release
+        """Release what the engine holds; it is not used afterwards."""
+
+
+class Adapter(Protocol):
+    """The factory an adapter exports.
+
+    Raises EngineStartError or UnsupportedConfigError with a one-line message; anything else is reported as it comes.
+    """
+
+    def __call__(self, model: str, config: EngineConfig) -> Engine: ...
+
+
+def check_completions(requests: Sequence[Request], completions: object, vocabulary: int) -> list[Completion]:
+    """The completions in the order of the requests, or EngineFaultError saying how they are not an answer to them."""
+    if not isinstance(completions, Sequence) or not all(isinstance(c, Completion) for c in completions):
+        raise EngineFaultError(f"generate() must return a sequence of Completion, got {type(completions).__name__}")
+    by_id = {completion.id: completion for completion in completions}
+    if len(completions) != len(requests) or by_id.keys() != {request.id for request in requests}:
+        raise EngineFaultError(f"{len(requests)} requests got {len(completions)} completions, ids {sorted(by_id)}")
+    ordered = [by_id[request.id] for request in requests]
+    for request, completion in zip(requests, ordered, strict=True):
+        _check_completion(request, completion, vocabulary)
+    return ordered
+
+
+def _check_completion(request: Request, completion: Completion, vocabulary: int) -> None:
+    n = len(completion.tokens)
+    if n != request.max_tokens:
+        raise EngineFaultError(f"request {request.id} got {n} tokens instead of {request.max_tokens}")
+    for token in completion.tokens:
+        if not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise EngineFaultError(f"request {request.id} got token {token!r} outside the vocabulary of {vocabulary}")
+    for name in ("logprobs", "top_logprobs"):
+        values = getattr(completion, name)
+        if values is not None and len(values) != n:
+            raise EngineFaultError(f"request {request.id} got {len(values)} {name} for {n} tokens")

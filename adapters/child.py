@@ -1,0 +1,76 @@
+"""The process an engine lives in: ``python -m kvfence.adapters.child FD`` serves one host over a socket.
+
+It imports this package's contract and the adapter, nothing else of kvfence.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from kvfence.adapters.api import Engine, EngineConfig
+from kvfence.adapters.registry import load
+from kvfence.adapters.wire import EngineInfo, describe, failure
+
+
+class Child:
+    """Opens, drives and closes engines as its host asks."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    def open(self, spec: str, model: str, config: EngineConfig) -> EngineInfo:
+        self.close()
+        self._engine = load(spec)(model, config)
+        return describe(self._engine)
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self._engine, method)(*args)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            engine.close()
+
+
+def serve(wire: Connection) -> None:
+    """Answer requests ``(verb, args)`` with ``(True, value)`` or ``(False, Failure)`` until the host hangs up."""
+    child = Child()
+    while True:
+        try:
+            verb, args = wire.recv()
+        except EOFError:
+            return child.close()
+        try:
+            answer: tuple[bool, Any] = (True, getattr(child, verb)(*args))
+        except (Exception, SystemExit) as error:
+            answer = (False, failure(error))
+        try:
+            wire.send(answer)
+        except Exception as error:  # an answer that cannot be pickled
+            wire.send((False, failure(error)))
+
+
+def _die_with(parent: int) -> None:
+    # An engine that hangs never notices that its host is gone; without this it would run on for ever.
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve the host that started this process."""
+    wire = Connection(int(sys.argv[1]))
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    # The working directory is where a user keeps the module of module:factory.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    serve(wire)
+
+
+if __name__ == "__main__":
+    main()

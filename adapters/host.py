@@ -1,0 +1,192 @@
+"""The host of an engine: a child process with a deadline on every call, started anew after a crash or a hang."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from kvfence.adapters.api import (
+    AdapterError,
+    Completion,
+    EngineConfig,
+    EngineFaultError,
+    EngineStartError,
+    Request,
+    Support,
+)
+from kvfence.adapters.child import Child
+from kvfence.adapters.registry import load
+from kvfence.adapters.wire import EngineInfo, Failure
+
+LOG_TAIL = 400  # characters of the child's last output kept in an error
+
+
+class Host(Protocol):
+    """An engine that can be opened in one configuration after another."""
+
+    info: EngineInfo | None
+
+    def open(self, config: EngineConfig) -> EngineInfo:
+        """Open the engine in `config`, or return at once if it is. Raises AdapterError."""
+
+    def generate(self, requests: Sequence[Request]) -> object:
+        """What the engine answers, not yet checked. Raises EngineFaultError if it raises, hangs or dies."""
+
+    def close(self) -> None:
+        """Close the engine and its process."""
+
+
+class InProcessHost:
+    """The engine in this process, for a debugger: nothing guards against a hang or a crash."""
+
+    def __init__(self, spec: str, model: str) -> None:
+        self._spec, self._model = spec, model
+        self._child = Child()
+        self._config: EngineConfig | None = None
+        self.info: EngineInfo | None = None
+
+    def open(self, config: EngineConfig) -> EngineInfo:
+        if self.info is None or config != self._config:
+            self.info = None
+            self.info = _guard(lambda: self._child.open(self._spec, self._model, config))
+            self._config = config
+        return self.info
+
+    def generate(self, requests: Sequence[Request]) -> object:
+        return _guard(lambda: self._child.call("generate", list(requests)))
+
+    def close(self) -> None:
+        self.info = None
+        self._child.close()
+
+
+def _guard(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except AdapterError:
+        raise
+    except Exception as error:
+        raise EngineFaultError(f"engine raised {type(error).__name__}: {error}") from error
+
+
+class ProcessHost:
+    """The engine in a child process of its own.
+
+    A call that passes its deadline (seconds) kills the child's whole process group; the next call opens the engine
+    again in the same configuration. One configuration a process, unless the engine can "reopen".
+    """
+
+    def __init__(self, spec: str, model: str, deadline: float = 300.0, python: str = sys.executable) -> None:
+        self._spec, self._model, self._deadline, self._python = spec, model, deadline, python
+        self._config: EngineConfig | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wire: Connection | None = None
+        self._busy = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the host
+        self.info: EngineInfo | None = None
+
+    def open(self, config: EngineConfig) -> EngineInfo:
+        if self.info is not None and config == self._config:
+            return self.info
+        if self.info is None or not self._can_reopen(self.info):
+            self._stop()
+        self.info = None
+        if self._process is None:
+            self._start()
+        self.info = self._ask("open", self._spec, self._model, config)
+        self._config = config
+        return self.info
+
+    def generate(self, requests: Sequence[Request]) -> Sequence[Completion]:
+        if self.info is None:
+            if self._config is None:
+                raise EngineStartError("the engine has not been opened")
+            self.open(self._config)
+        answer: Sequence[Completion] = self._ask("call", "generate", list(requests))
+        return answer
+
+    def close(self) -> None:
+        # A call that was interrupted is still being answered: nothing more can be asked.
+        if self._process is not None and self.info is not None and not self._busy:
+            with suppress(EngineFaultError):
+                self._ask("close")
+        self._stop()
+        self._log.close()
+
+    @staticmethod
+    def _can_reopen(info: EngineInfo) -> bool:
+        capability = info.capabilities.get("reopen")
+        return capability is not None and capability.state is Support.SUPPORTED
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._log.truncate(0)
+            self._process = subprocess.Popen(
+                [self._python, "-m", "kvfence.adapters.child", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
+        self._wire = Connection(ours.detach())
+
+    def _ask(self, verb: str, *args: Any) -> Any:
+        assert self._wire is not None
+        self._busy = True
+        try:
+            self._wire.send((verb, args))
+            if not self._wire.poll(self._deadline):
+                self._stop()
+                raise EngineFaultError(f"engine did not answer within {self._deadline:g} s and was killed")
+            good, answer = self._wire.recv()
+        except (EOFError, OSError) as error:
+            raise EngineFaultError(self._obituary()) from error
+        self._busy = False
+        if good:
+            return answer
+        assert isinstance(answer, Failure)
+        if answer.error is not None:
+            raise answer.error
+        raise EngineFaultError(f"engine raised {answer.message}") from RuntimeError(answer.details)
+
+    def _obituary(self) -> str:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        self._log.seek(0)
+        words = self._log.read().decode(errors="replace").strip().splitlines()
+        self._stop()
+        return f"engine process died ({cause})" + (f": {words[-1][-LOG_TAIL:]}" if words else "")
+
+    def _stop(self) -> None:
+        self.info, busy, self._busy = None, self._busy, False
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if self._process is None:
+            return
+        # Give an idle child a moment to leave by itself, then end its whole group: engines have workers.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0 if busy else 0.5)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+
+def make_host(spec: str, model: str, deadline: float, in_process: bool) -> Host:
+    """A host for the adapter `spec` on the model folder `model`."""
+    if in_process:
+        load(spec)
+        return InProcessHost(spec, model)
+    return ProcessHost(spec, model, deadline)

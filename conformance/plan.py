@@ -1,0 +1,66 @@
+"""The plan of a run: its cases and, drawn once and in their order, the prompts of each.
+
+Every case of the profile is drawn, also those not asked for, so that a case has the same prompts however few are run.
+"""
+
+from kvfence.conformance.case import Case, cases, layouts
+from kvfence.conformance.settings import Settings, UsageError
+from kvfence.prompts import alphabet, models
+from kvfence.prompts.folder import FolderTokenizer, ModelError
+from kvfence.prompts.groups import Layout
+from kvfence.prompts.prompt import Prompt
+from kvfence.prompts.text_layout import TextLayout
+from kvfence.prompts.word_layout import WordLayout
+
+# Prompts that measure noise are drawn with other seeds than those that are judged.
+NOISE_SEED = 1_000_003
+
+
+class Plan:
+    """Cases and prompts of one run on one model. Raises UsageError for a model that cannot be used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        try:
+            self.model = model = models.resolve(settings.model)
+        except ModelError as error:
+            raise UsageError(str(error)) from error
+        if layouts(model) == ("canary",) and model.vocabulary < alphabet.VOCAB_SIZE:
+            raise UsageError(
+                f"{model.path} has no tokenizer.json and only {model.vocabulary} token ids; "
+                f"without text, prompts need {alphabet.VOCAB_SIZE}"
+            )
+        written = self.write_layouts(settings.seed)
+        self._layouts = written
+        overheads = {name: layout.overhead for name, layout in written.items()}
+        profile = settings.plan
+        dtypes = (*profile.dtypes, *(d for d in settings.dtypes if d not in profile.dtypes))
+        self._prompts = {
+            case: written[case.layout].compose(case.edge, case.company, case.requests)
+            for case in cases(profile, model, overheads, dtypes)
+        }
+        wanted = settings.dtypes or profile.dtypes
+        # The cases asked for, in running order.
+        self.cases = [case for case in self._prompts if case.dtype in wanted and settings.selects(case)]
+        if not self.cases:
+            raise UsageError(f"no case of profile {settings.profile} matches; `kvfence list --cases` shows them")
+
+    def layout(self, case: Case) -> Layout:
+        """The layout a case's prompts are written in."""
+        return self._layouts[case.layout]
+
+    def prompts(self, case: Case) -> list[Prompt]:
+        """The prompts of a case."""
+        return self._prompts[case]
+
+    def length(self, case: Case) -> int:
+        """Tokens of the longest sequence of a case, prompt and output."""
+        return max(len(prompt.tokens) for prompt in self.prompts(case)) + self._settings.plan.max_tokens
+
+    def write_layouts(self, seed: int) -> dict[str, Layout]:
+        """Fresh layouts, by name, that draw from `seed`."""
+        names = layouts(self.model)
+        if names == ("canary",):
+            return {"canary": WordLayout(seed, reach=self._settings.plan.max_tokens)}
+        tokenizer = FolderTokenizer(self.model)
+        return {name: TextLayout(name, tokenizer, self.model.bos, seed) for name in names}

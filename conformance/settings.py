@@ -1,0 +1,84 @@
+"""Settings: what the user asked for, checked before anything is started."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from kvfence.adapters import registry
+from kvfence.adapters.api import EngineConfig, EngineStartError
+from kvfence.conformance.case import PROFILES, Case, Profile
+
+DEADLINE = 300.0  # seconds a call to an engine may take
+
+
+class UsageError(Exception):
+    """Something the user asked for cannot be done; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run, as asked for on the command line or through pytest's options."""
+
+    engine: str  # name of an installed adapter, or module:factory
+    model: str  # name of a model kvfence brings along, or a folder
+    profile: str = "quick"
+    report: Path = Path("kvfence-report")
+    seed: int = 0
+    dtypes: tuple[str, ...] = ()  # empty = the profile's
+    cases: tuple[str, ...] = ()  # patterns of case ids; empty = all
+    engine_args: dict[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+    deadline: float = DEADLINE
+    in_process: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            registry.spec(self.engine)
+        except EngineStartError as error:
+            raise UsageError(str(error)) from error
+        if self.profile not in PROFILES:
+            raise UsageError(f"no profile {self.profile!r}: choose one of {', '.join(PROFILES)}")
+        if self.deadline <= 0:
+            raise UsageError(f"a deadline of {self.deadline:g} s leaves an engine no time; give a positive number")
+
+    @property
+    def plan(self) -> Profile:
+        return PROFILES[self.profile]
+
+    def selects(self, case: Case) -> bool:
+        """Whether a case is asked for."""
+        return not self.cases or any(fnmatchcase(case.id, pattern) for pattern in self.cases)
+
+    def config(self, case: Case) -> EngineConfig:
+        """The engine configuration a case runs in."""
+        return EngineConfig(
+            sharing=case.mode == "shared",
+            max_concurrency=max(self.plan.concurrencies),
+            dtype=case.dtype,
+            device=self.device,
+            seed=self.seed,
+            engine_args=self.engine_args,
+        )
+
+    def command(self, case: Case | None = None, earlier: Sequence[str] = ()) -> str:
+        """The shell command that repeats this run, or one case of it after those earlier ones that leaked into it."""
+        words = ["kvfence", "run", "--engine", self.engine, "--model", self.model, "--profile", self.profile]
+        words += ["--seed", str(self.seed)] if self.seed else []
+        words += ["--device", self.device] if self.device != "cpu" else []
+        words += [w for key, value in self.engine_args.items() for w in ("--engine-arg", f"{key}={value}")]
+        if case is not None:
+            words += [w for name in sorted({*earlier, case.id}) for w in ("--case", name)]
+        else:
+            words += [w for dtype in self.dtypes for w in ("--dtype", dtype)]
+            words += [w for pattern in self.cases for w in ("--case", pattern)]
+        return shlex.join(words)
+
+
+def engine_arguments(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Parse ``key=value`` pairs. Raises UsageError for anything else."""
+    for pair in pairs:
+        if not pair.partition("=")[0] or "=" not in pair:
+            raise UsageError(f"engine argument {pair!r} is not key=value")
+    return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}

@@ -1,0 +1,85 @@
+"""A run as seen in a terminal: progress while it goes, a summary that fits a screen when it ends."""
+
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kvfence.conformance.plan import Plan
+from kvfence.conformance.settings import Settings
+from kvfence.conformance.suite import Suite, new_run
+from kvfence.reports import html, junit
+from kvfence.reports.outcome import Outcome, exit_code
+from kvfence.reports.records import CaseRecord, read
+from kvfence.reports.text import shown
+
+STYLES = {Outcome.CONFORMS: "green", Outcome.VIOLATES: "bold red"}
+SHOWN = 10  # cases named in the summary
+
+
+def follow(settings: Settings) -> int:
+    """Run the suite with progress on stderr and a summary on stdout; returns the exit code. Raises UsageError."""
+    plan = Plan(settings)
+    with Suite(settings, plan, new_run()) as suite:
+        records: list[CaseRecord] = []
+        try:
+            with _progress() as progress:
+                task = progress.add_task(f"{settings.engine} · {settings.model}", total=len(plan.cases), case="")
+                for record in suite.run_all(plan.cases):
+                    records.append(record)
+                    progress.update(task, advance=1, case=record.case)
+            code = exit_code(suite.outcomes)
+            suite.finish(code)
+        finally:
+            # Also after an interrupt: what was gathered is shown.
+            if suite.outcomes:
+                write_reports(settings.report, suite.run)
+    _summarise(records, settings, code)
+    return code
+
+
+def write_reports(folder: Path, run: str | None = None) -> list[Path]:
+    """Make every report of a run from its records. Raises RecordError."""
+    recorded = read(folder, run)
+    files = [folder / "report.html", folder / "junit.xml"]
+    html.write(recorded, files[0])
+    junit.write(recorded, files[1])
+    return files
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[case]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _summarise(records: list[CaseRecord], settings: Settings, code: int) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    counts = Counter(record.outcome for record in records)
+    red = [record for record in records if record.outcome is Outcome.VIOLATES]
+    # Text objects, since reasons quote what an engine said and must not be read as markup.
+    for record in red[:SHOWN]:
+        console.print(Text(f"{record.outcome}", STYLES[record.outcome]), Text(record.case))
+        console.print(Text(f"    {shown(record.reason)}"))
+        console.print(Text(f"    {record.reproduce}", "dim"))
+    if len(red) > SHOWN:
+        console.print(f"… and {len(red) - SHOWN} more violations in the report")
+    others = Counter((r.outcome, r.reason) for r in records if r.outcome not in (Outcome.CONFORMS, Outcome.VIOLATES))
+    for (outcome, reason), n in others.most_common(SHOWN):
+        console.print(Text(outcome, "yellow"), Text(f"{n} case{'s' * (n > 1)}: {shown(reason)}"))
+    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
+    engine = sum(record.engine_seconds for record in records)
+    suite = sum(record.suite_seconds for record in records)
+    console.print(Text(f"{len(records)} cases: {told}", STYLES[Outcome.VIOLATES if code == 1 else Outcome.CONFORMS]))
+    console.print(f"engine {engine:.1f} s, suite {suite:.1f} s, exit code {code}")
+    console.print(Text(f"report: {settings.report / 'report.html'}"))

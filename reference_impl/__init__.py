@@ -1,0 +1,1 @@
+"""What is right: golden decoding without a cache."""

@@ -1,0 +1,104 @@
+"""Golden: what a request's greedy output is when nothing is shared and nothing is cached.
+
+Two roads to the same verdict. `Golden.generate` is the yardstick: one full forward per token, no KV cache exists.
+`Golden.verify` is the fast road: one forward over prompt and output gives, at every output position, how far the
+emitted token is from the one golden would have chosen. By induction over positions, an output whose margins are all
+zero is the output of `generate`.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class GoldenError(Exception):
+    """Golden cannot be had for a model; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Golden's view of an output of n tokens, position by position, given the output's own tokens before each."""
+
+    choices: tuple[int, ...]  # [n] golden's token
+    margins: tuple[float, ...]  # [n] max logit minus the emitted token's logit; 0 where golden agrees
+    logprobs: tuple[float, ...]  # [n] nats, of the emitted token
+
+
+def load_model(folder: Path | str, dtype: str = "float32", device: str = "cpu") -> Any:
+    """Load a transformers causal LM for inference in `dtype` on `device`.
+
+    Raises GoldenError when the dtype has no meaning here or transformers cannot load the folder as a causal LM.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if dtype not in DTYPES:
+        raise GoldenError(f"unknown dtype {dtype}; choose one of {', '.join(DTYPES)}")
+    # TF32 would round float32 products to 10 bits and make every margin a tie.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise GoldenError(f"cannot load {folder} as a causal LM: {reason}") from error
+    return model.to(device).eval()
+
+
+class Golden:
+    """Greedy decoding of one request, alone, by full recomputation.
+
+    float64 here means weights, products and logits in float64; the parts that transformers itself fixes to float32
+    (rotary tables, the variance in RMSNorm) stay so.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @classmethod
+    def load(cls, folder: Path | str, dtype: str = "float32", device: str = "cpu") -> Self:
+        """Golden on the model in `folder`; see `load_model` for the errors."""
+        return cls(load_model(folder, dtype, device))
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        """Logits [keep, vocabulary] after each of the last `keep` tokens, float32 (float64 for a float64 model)."""
+        ids = torch.tensor([tokens], dtype=torch.long, device=self.model.device)
+        # Full logits of a long prompt would be gigabytes: 4,000 positions of a 49,152 vocabulary are 800 MB.
+        extra = {"logits_to_keep": keep} if self._keeps_logits else {}
+        logits = self.model(input_ids=ids, use_cache=False, **extra).logits[0, -keep:]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def resolution(self, tokens: Sequence[int]) -> float:
+        """The step, in logits, to which the largest logit over `tokens` can be told in the model's dtype."""
+        return float(self.logits(tokens, len(tokens)).abs().max()) * torch.finfo(self.model.dtype).eps
+
+    def generate(self, prompt: Sequence[int], n: int) -> tuple[int, ...]:
+        """The golden output: `n` tokens, each from a forward over all before it. EOS is a token like any."""
+        tokens = list(prompt)
+        for _ in range(n):
+            tokens.append(int(self.logits(tokens, keep=1)[0].argmax()))
+        return tuple(tokens[len(prompt) :])
+
+    def verify(self, prompt: Sequence[int], output: Sequence[int]) -> Verification:
+        """Judge `output` by one forward over prompt and output. Raises ValueError if either is empty."""
+        if not prompt or not output:
+            raise ValueError("verification needs a prompt and an output of at least one token each")
+        logits = self.logits([*prompt, *output[:-1]], keep=len(output))
+        emitted = torch.tensor(list(output), dtype=torch.long, device=logits.device).unsqueeze(1)
+        top, choices = logits.max(dim=-1)
+        margins = top - logits.gather(1, emitted).squeeze(1)
+        logprobs = logits.log_softmax(dim=-1).gather(1, emitted).squeeze(1)
+        return Verification(tuple(choices.tolist()), tuple(margins.tolist()), tuple(logprobs.tolist()))

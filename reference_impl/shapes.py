@@ -1,0 +1,61 @@
+"""Equal shapes: the same computation laid out differently, so that only rounding can differ.
+
+A batched, left-padded or prefix-reusing forward gives in exact arithmetic the logits of a forward alone. How far
+they are apart is the noise that the margin rule must tolerate.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+TOP = 4  # runners-up whose distance to the top logit is compared: a flip is between near neighbours
+
+
+@torch.inference_mode()
+def alone(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits [T, vocabulary], float32, of a forward over one sequence without a cache."""
+    return model(input_ids=_ids(model, [tokens]), use_cache=False).logits[0].float()
+
+
+@torch.inference_mode()
+def padded(model: Any, sequences: Sequence[Sequence[int]], pad: int = 0) -> list[torch.Tensor]:
+    """Logits [T_i, vocabulary], float32, of each sequence in one left-padded batch."""
+    longest = max(map(len, sequences))
+    ids = _ids(model, [[pad] * (longest - len(s)) + list(s) for s in sequences])
+    lengths = torch.tensor([len(s) for s in sequences], device=ids.device)
+    mask = (torch.arange(longest, device=ids.device)[None] >= longest - lengths[:, None]).long()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    return [row[-len(s) :].float() for row, s in zip(logits, sequences, strict=True)]
+
+
+@torch.inference_mode()
+def prefix_reused(model: Any, tokens: Sequence[int], cut: int, decoded: int) -> torch.Tensor:
+    """Logits [T, vocabulary], float32: `tokens[:cut]` first, the rest on its K/V, the last `decoded` one by one."""
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    ids = _ids(model, [tokens])
+    cache: dict[str, Any] = {}
+    logits = []
+    for part in (ids[:, :cut], ids[:, cut : len(tokens) - decoded], *ids[:, len(tokens) - decoded :].split(1, dim=1)):
+        if part.shape[1]:
+            out = model(input_ids=part, use_cache=True, **cache)
+            cache = {name: getattr(out, name)}
+            logits.append(out.logits[0])
+    return torch.cat(logits).float()
+
+
+def margin_errors(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Errors [T] of margins, in logits, between two logits [T, vocabulary] of the same tokens.
+
+    The error at a position is the largest change of the distance between the reference's top token and one of its
+    `TOP` - 1 runners-up: the most by which rounding alone could have turned their order.
+    """
+    values, index = reference.topk(TOP, dim=-1)
+    there = other.gather(-1, index)
+    return ((values - values[:, :1]) - (there - there[:, :1])).abs().amax(-1)
+
+
+def _ids(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    return torch.tensor([list(row) for row in rows], dtype=torch.long, device=model.device)

@@ -1,0 +1,1 @@
+"""What is told: records and the reports made from them."""

@@ -1,0 +1,259 @@
+"""Records: the lines of NDJSON a run leaves behind, the only thing reports are made from.
+
+One line is one JSON object with ``kind`` and ``schema``; ``schema.json`` beside this file defines each kind. Lines
+are flushed one by one, so a run that is killed keeps every case it had finished.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+
+from kvfence.reports.outcome import Outcome
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """First line of a run: what was run on what."""
+
+    kind: ClassVar[str] = "run"
+    run: str  # sortable id: UTC start time and four random hex digits
+    command: str
+    started: str  # ISO 8601, UTC
+    kvfence: str
+    engine: str
+    engine_args: dict[str, str]
+    model: str  # as the user named it
+    model_kind: str  # canary, random, smollm2 or other
+    profile: str
+    seed: int
+    cases: int  # planned
+    versions: dict[str, str]  # package -> version, of the controlling process
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """One opened engine: its configuration and what it lets us observe."""
+
+    kind: ClassVar[str] = "engine"
+    config: dict[str, Any]
+    name: str
+    version: str
+    block_size: int | None  # tokens per shareable block; 1 = token by token; None = unknown
+    capabilities: dict[str, dict[str, str]]  # name -> {"state": ..., "reason": ...}
+    seconds: float  # to open
+
+
+@dataclass(frozen=True)
+class NoiseRecord:
+    """Calibration of the margin rule for one dtype and one length bucket."""
+
+    kind: ClassVar[str] = "noise"
+    dtype: str
+    bucket: int  # longest position (tokens) this calibration speaks for
+    resolution: float  # logits, rounding step of the largest logit
+    shapes_positions: int  # compared between golden and golden in equal shapes
+    shapes_max: float  # logits, largest margin error there
+    solo_positions: int  # compared between golden and the engine's solo runs
+    solo_max: float  # logits
+    epsilon: float  # logits, the threshold
+    held_out_positions: int  # compared afterwards, to check the threshold
+    held_out_max: float  # logits
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A run of another request's words, in their order, in a victim's output."""
+
+    request: str
+    case: str
+    start: int  # first output position
+    length: int  # words
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A victim's output position by position; every tuple has one entry per output token unless it is empty."""
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    expected_texts: tuple[str, ...]  # the golden continuation of the prompt alone
+    margins: tuple[float, ...]  # golden's max logit minus the emitted token's, given the engine's own tokens before
+    golden_logprobs: tuple[float, ...]  # nats, of the emitted token
+    logprobs: tuple[float, ...]  # nats, as the engine reported them; empty if it does not
+    owners: tuple[str | None, ...]  # request whose private words the token spells; None = its own or nobody's
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One victim of one case, with the evidence against it."""
+
+    victim: str
+    first_step: int  # 0-based output position
+    oracles: tuple[str, ...]
+    summary: str
+    source: str | None  # request that leaked; None = not attributed
+    source_case: str | None  # its case, which may be an earlier one
+    source_how: str  # how the source was found
+    epsilon: float
+    spellings: tuple[Spelling, ...]
+    prompt: tuple[int, ...]
+    prompt_text: str
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One request of a case and what came back."""
+
+    request: str  # name within the case, such as "A0"
+    group: str  # A, B or C
+    prompt_tokens: int
+    prefix_tokens: int
+    secret: str  # its passphrase
+    output: tuple[int, ...]
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """One conformance case and its verdict."""
+
+    kind: ClassVar[str] = "case"
+    case: str
+    requirement: str
+    outcome: Outcome
+    reason: str  # one line
+    mode: str  # serial, independent, shared
+    layout: str  # canary, tokens, en, zh
+    edge: str  # length edge
+    company: str  # alone, partner, stranger, mixed
+    concurrency: int
+    dtype: str
+    reproduce: str  # shell command
+    engine_seconds: float = 0.0
+    suite_seconds: float = 0.0
+    shareable_tokens: int | None = None  # prompt tokens an engine with perfect sharing would not compute again
+    cached_tokens: int | None = None
+    positions: int = 0  # output positions compared
+    ties: int = 0  # numeric ties: emitted token is not golden's, margin within epsilon
+    requests: tuple[RequestRecord, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """Last line of a run that was not killed."""
+
+    kind: ClassVar[str] = "end"
+    seconds: float
+    exit_code: int
+
+
+Record = RunRecord | EngineRecord | NoiseRecord | CaseRecord | EndRecord
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything recorded of one run, as plain JSON objects; ``end`` is None for a run that did not finish."""
+
+    header: dict[str, Any]
+    engines: list[dict[str, Any]] = field(default_factory=list)
+    noise: list[dict[str, Any]] = field(default_factory=list)
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    end: dict[str, Any] | None = None
+    torn_lines: int = 0  # lines cut short by a kill
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [Outcome(case["outcome"]) for case in self.cases]
+
+
+class RecordError(Exception):
+    """Records that cannot be written or read; the message is one line for the user."""
+
+
+class Writer:
+    """Appends records of one worker of one run to ``folder/records/<run>.<worker>.ndjson``, one flushed line each."""
+
+    def __init__(self, folder: Path, run: str, worker: str = "main") -> None:
+        try:
+            (folder / "records").mkdir(parents=True, exist_ok=True)
+            self._lock = Lock()
+            self._file = (folder / "records" / f"{run}.{worker}.ndjson").open("a", encoding="utf-8")
+        except OSError as error:
+            raise RecordError(
+                f"cannot write to report folder {folder}: {error.strerror}; name another with --report"
+            ) from error
+
+    def write(self, record: Record) -> None:
+        line = json.dumps({"kind": record.kind, "schema": SCHEMA, **asdict(record)}, ensure_ascii=False)
+        # Lone surrogates of a broken decoder must not stop a run: they are kept as escapes.
+        text = line.encode("utf-8", "backslashreplace").decode() + "\n"
+        with self._lock:
+            self._file.write(text)
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def runs(folder: Path) -> list[str]:
+    """Ids of the runs recorded in a report folder, oldest first."""
+    files = (folder / "records").glob("*.ndjson")
+    return sorted({file.name.split(".")[0] for file in files if file.stat().st_size})
+
+
+def read(folder: Path, run: str | None = None) -> Run:
+    """Merge the records of all workers of one run, the newest by default.
+
+    Raises RecordError when there is nothing to report on or the records are of another schema.
+    """
+    known = runs(folder)
+    if not known:
+        raise RecordError(f"nothing to report on: no records in {folder}; `kvfence run --report {folder}` makes some")
+    run = run or known[-1]
+    if run not in known:
+        raise RecordError(f"no run {run} in {folder}; it has {', '.join(known)}")
+    lines, torn = _lines(folder, run)
+    of_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("run", "engine", "noise", "case", "end")}
+    for line in lines:
+        if line.get("schema") != SCHEMA or line.get("kind") not in of_kind:
+            raise RecordError(f"run {run} in {folder} has records of another schema; this kvfence reads {SCHEMA}")
+        of_kind[line["kind"]].append(line)
+    if not of_kind["run"]:
+        raise RecordError(f"run {run} in {folder} has no header: it was killed before its first case")
+    return Run(
+        header=of_kind["run"][0],
+        engines=of_kind["engine"],
+        noise=of_kind["noise"],
+        cases=sorted({case["case"]: case for case in of_kind["case"]}.values(), key=lambda case: str(case["case"])),
+        end=of_kind["end"][-1] if of_kind["end"] else None,
+        torn_lines=torn,
+    )
+
+
+def _lines(folder: Path, run: str) -> tuple[list[dict[str, Any]], int]:
+    lines, torn = [], 0
+    for text in _texts(folder, run):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            torn += 1
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
+        else:
+            torn += 1
+    return lines, torn
+
+
+def _texts(folder: Path, run: str) -> Iterator[str]:
+    for file in sorted((folder / "records").glob(f"{run}.*.ndjson")):
+        with file.open(encoding="utf-8", errors="replace") as handle:
+            yield from (text for text in handle if text.strip())

@@ -1,0 +1,124 @@
+"use strict";
+(() => {
+  const one = (selector, root = document) => root.querySelector(selector);
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  document.documentElement.classList.add("scripted");
+
+  const say = (text) => {
+    one("#said").textContent = text;
+  };
+
+  // Filters
+  const form = one("#filters");
+  const rows = all("#case-table tbody tr");
+  const texts = rows.map((row) => row.textContent.toLowerCase());
+  const names = all("select", form).map((select) => select.name);
+
+  const apply = () => {
+    const wanted = names.map((name) => [name, form.elements[name].value]).filter(([, value]) => value);
+    const words = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    rows.forEach((row, i) => {
+      row.hidden = !(
+        wanted.every(([name, value]) => row.dataset[name] === value) && words.every((word) => texts[i].includes(word))
+      );
+      shown += row.hidden ? 0 : 1;
+    });
+    one("#shown").textContent = `${shown} of ${rows.length} cases`;
+  };
+
+  const choose = (chosen) => {
+    names.forEach((name) => {
+      form.elements[name].value = chosen[name] ?? "";
+    });
+    form.elements.text.value = "";
+    apply();
+  };
+
+  form.addEventListener("input", apply);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("reset", (event) => {
+    event.preventDefault();
+    choose({});
+  });
+  all("a[data-filter]").forEach((link) => link.addEventListener("click", () => choose(link.dataset)));
+
+  // Deep links: a closed card cannot be scrolled to, nor can a row that is filtered out.
+  const follow = () => {
+    let id = location.hash.slice(1);
+    try {
+      id = decodeURIComponent(id);
+    } catch {
+      // A stray percent sign: the id is taken as it stands.
+    }
+    const target = document.getElementById(id);
+    if (!target) return;
+    if (target.hidden) choose({});
+    for (let node = target; node; node = node.parentElement) {
+      if (node.localName === "details") node.open = true;
+    }
+    target.scrollIntoView();
+    if (target.localName === "details") one("summary", target).focus({ preventScroll: true });
+  };
+  addEventListener("hashchange", follow);
+  all('a[href^="#case-"]').forEach((link) =>
+    link.addEventListener("click", () => {
+      if (link.hash === location.hash) follow();
+    }),
+  );
+  follow();
+
+  // Cards
+  const cards = all("details.card");
+  const unfold = one("#unfold");
+  unfold?.addEventListener("click", () => {
+    const open = unfold.getAttribute("aria-pressed") !== "true";
+    cards.forEach((card) => {
+      card.open = open;
+    });
+    unfold.setAttribute("aria-pressed", String(open));
+    unfold.textContent = open ? "Close all" : "Open all";
+  });
+  addEventListener("beforeprint", () => cards.forEach((card) => {
+    card.open = true;
+  }));
+
+  // Copy; pages opened over plain HTTP have no clipboard object.
+  const copy = async (text) => {
+    if (navigator.clipboard) return navigator.clipboard.writeText(text);
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    if (!done) throw new Error("refused");
+  };
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.("button.copy");
+    if (!button) return;
+    const code = one("code", button.parentElement);
+    try {
+      await copy(code.textContent);
+      button.textContent = "Copied";
+      say("Command copied");
+    } catch {
+      getSelection().selectAllChildren(code);
+      button.textContent = "Selected";
+      say("The clipboard is not available: the command is selected");
+    }
+    setTimeout(() => {
+      button.textContent = "Copy";
+    }, 2000);
+  });
+
+  // Download
+  one("#download").addEventListener("click", (event) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([one("#records").textContent], { type: "application/json" }));
+    link.download = event.currentTarget.dataset.name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+    say("Records downloaded");
+  });
+})();

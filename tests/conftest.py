@@ -1,0 +1,29 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from kvfence.prompts import models
+from kvfence.prompts.folder import ModelFolder
+
+TESTS = Path(__file__).parent
+# How long an example takes says nothing on a machine that is busy.
+settings.register_profile("kvfence", deadline=None)
+settings.load_profile("kvfence")
+
+
+@pytest.fixture(scope="session")
+def canary_folder() -> ModelFolder:
+    return models.resolve("canary")
+
+
+@pytest.fixture(scope="session")
+def random_folder() -> ModelFolder:
+    return models.resolve("random")
+
+
+@pytest.fixture(autouse=True)
+def engines_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let child processes find the engines in this folder, and run them on one thread each."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")

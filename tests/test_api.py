@@ -1,0 +1,33 @@
+import pytest
+
+from kvfence.adapters.api import Completion, EngineFaultError, Request, check_completions
+
+REQUESTS = [Request("a", (1, 2), 2), Request("b", (1,), 1)]
+GOOD = [Completion("b", (7,), (-0.1,)), Completion("a", (5, 6), (-0.1, -0.2), (((5, -0.1),), ((6, -0.2),)))]
+
+
+def test_completions_come_back_in_the_order_of_the_requests():
+    assert [c.id for c in check_completions(REQUESTS, GOOD, 10)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("completions", "message"),
+    [
+        (None, "must return a sequence of Completion, got NoneType"),
+        ([("a", (1,))], "must return a sequence of Completion, got list"),
+        (GOOD[:1], "2 requests got 1 completions"),
+        ([GOOD[0], GOOD[0]], "2 requests got 2 completions"),
+        ([GOOD[0], Completion("c", (5, 6))], "2 requests got 2 completions"),
+        ([GOOD[0], Completion("a", (5,))], "request a got 1 tokens instead of 2"),
+        ([GOOD[0], Completion("a", (5, 6, 7))], "request a got 3 tokens instead of 2"),
+        ([GOOD[0], Completion("a", (5, 10))], "request a got token 10 outside the vocabulary of 10"),
+        ([GOOD[0], Completion("a", (5, -1))], "request a got token -1 outside the vocabulary"),
+        ([GOOD[0], Completion("a", (5, "x"))], "request a got token 'x' outside the vocabulary"),
+        ([GOOD[0], Completion("a", (5, 6), (-0.1,))], "request a got 1 logprobs for 2 tokens"),
+        ([GOOD[0], Completion("a", (5, 6), None, ())], "request a got 0 top_logprobs for 2 tokens"),
+    ],
+)
+def test_what_is_no_answer_is_named(completions, message):
+    with pytest.raises(EngineFaultError) as error:
+        check_completions(REQUESTS, completions, 10)
+    assert message in str(error.value)

@@ -1,0 +1,150 @@
+"""The command line as a user meets it: real processes, exit codes and one-line errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from click.testing import CliRunner
+
+from kvfence.conformance.cli import main
+from kvfence.reports.records import read
+
+KVFENCE = [sys.executable, "-m", "kvfence.conformance"]
+ROGUE = ["run", "--engine", "rogue_engine:open_engine", "--dtype", "float32"]
+
+
+@pytest.fixture
+def kvfence(tmp_path):
+    def run(*args: str, expect: int) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([*KVFENCE, *args], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def no_write(tmp_path: Path) -> str:
+    (tmp_path / "file").touch()
+    return str(tmp_path / "file" / "report")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--engine", "vlmm"], "unknown engine 'vlmm': choose one of"),
+        (["--engine", "no_such_module:f"], "the engine did not start: cannot load adapter no_such_module:f"),
+        (["--model", "missing/folder"], "no model folder missing/folder"),
+        (["--model", "empty"], "model folder empty is empty"),
+        (["--model", "bert"], "bert is a BertForMaskedLM, not a causal LM"),
+        (["--model", "hollow"], "cannot load"),
+        (["--dtype", "int8"], "no dtype int8"),
+        (["--profile", "fast"], "no profile 'fast': choose one of quick, default"),
+        (["--case", "nothing"], "no case of profile quick matches"),
+        (["--engine-arg", "x"], "engine argument 'x' is not key=value"),
+        (["--engine-arg", "how=no-start"], "rogue cannot start: no licence"),
+        (["--report", "file/report"], "cannot write to report folder file/report"),
+        (["--deadline", "-1"], "a deadline of -1 s leaves an engine no time"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_2(monkeypatch, tmp_path, args, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for name, architecture in (("bert", "BertForMaskedLM"), ("hollow", "LlamaForCausalLM")):
+        (tmp_path / name).mkdir()
+        config = {"architectures": [architecture], "vocab_size": 4000, "model_type": "llama"}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    engine = ["run", "--engine", "hf"] if args[:2] == ["--model", "hollow"] else ROGUE
+    done = CliRunner().invoke(main, [*engine, *args])
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert done.stderr.startswith("kvfence: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_nothing_to_report_on(kvfence):
+    done = kvfence("report", "nowhere", expect=2)
+    assert done.stderr.startswith("kvfence: nothing to report on: no records in nowhere")
+
+
+def test_a_conforming_run_leaves_its_reports(kvfence, tmp_path):
+    done = kvfence(*ROGUE, "--case", "independent-*-c2-*", "--report", "out", expect=0)
+    assert "4 cases: 4 conforms" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    (suite,) = ET.parse(tmp_path / "out" / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", "0")
+    assert "<html" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "out" / "report.html").unlink()
+    kvfence("report", "out", expect=0)
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_broken_engine_is_red_and_the_source_named(kvfence, tmp_path):
+    args = ["run", "--engine", "toy_engine:open_engine", "--engine-arg", "fault=shared-slot"]
+    done = kvfence(*args, "--case", "serial-canary-block+1-partner-c2-float32", expect=1)
+    assert "violates serial-canary-block+1-partner-c2-float32" in done.stdout
+    assert "    request B0 answered " in done.stdout
+    assert "of request A0" in done.stdout
+    (suite,) = ET.parse(tmp_path / "kvfence-report" / "junit.xml").getroot()
+    assert suite.get("failures") == "1"
+    # The command it prints does reproduce it.
+    (line,) = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("kvfence run")]
+    again = kvfence(*line.split()[1:], "--report", "again", expect=1)
+    assert "of request A0" in again.stdout
+
+
+def test_undecided_cases_are_exit_3(kvfence):
+    done = kvfence(*ROGUE, "--engine-arg", "how=short", "--case", "independent-*-c2-*", expect=3)
+    assert "suite-error 2 cases: request" in done.stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_stopped_half_way_keeps_its_records(kvfence, tmp_path, sign):
+    command = [*KVFENCE, *ROGUE, "--engine-arg", "how=hang", "--report", "out"]
+    command += ["--case", "independent-*-stranger-*", "--case", "independent-*-mixed-c8-*"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        # A case without a request of group B is answered, the next one hangs.
+        while not any(b'"kind": "case"' in f.read_bytes() for f in (tmp_path / "out" / "records").glob("*")):
+            assert process.poll() is None
+        process.send_signal(sign)
+    if sign == signal.SIGINT:
+        assert process.returncode == 130
+        assert (tmp_path / "out" / "report.html").is_file()
+    kvfence("report", "out", expect=0)
+    assert "ncomplete" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    recorded = read(tmp_path / "out")
+    assert recorded.end is None
+    assert 0 < len(recorded.cases) < recorded.header["cases"]
+
+
+def test_lists(kvfence):
+    listed = kvfence("list", expect=0).stdout
+    for word in ("hf", "canary", "smollm2", "quick", "default", "modes.shared"):
+        assert word in listed
+    cases = kvfence("list", "--cases", expect=0).stdout.split()
+    assert "shared-canary-block+1-mixed-c16-bfloat16" in cases
+    assert len(cases) == 60
+
+
+def test_a_model_is_written_where_asked_and_runs(kvfence, tmp_path):
+    kvfence("model", "canary", "mine", "--kv-heads", "8", "--head-dim", "128", expect=0)
+    shape = json.loads((tmp_path / "mine" / "config.json").read_text())
+    assert (shape["num_key_value_heads"], shape["head_dim"]) == (8, 128)
+    kvfence(*ROGUE, "--model", "mine", "--case", "independent-canary-block+1-partner-c2-float32", expect=0)
+    assert "not empty" in kvfence("model", "canary", "mine", expect=2).stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_does_not_import_torch(args):
+    script = (
+        "import sys\nfrom kvfence.conformance.cli import main\n"
+        f"try: main({args!r})\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=os.environ)
