@@ -70,8 +70,8 @@ class Evidence:
     @property
     def first_step(self) -> int:
         """First output position that is wrong, for a victim."""
-        divergence = self.golden.divergence
-        return min([divergence.step] * (divergence is not None) + [run.steps[0] for run in self.runs])
+        steps = [run.steps[0] for run in self.runs]
+        return min(steps + ([self.golden.divergence.step] if self.golden.divergence else []))
 
     @property
     def source(self) -> Owner | None:

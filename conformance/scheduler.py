@@ -3,7 +3,7 @@
 from xdist.scheduler import LoadScopeScheduling
 
 
-class ByEngine(LoadScopeScheduling):
+class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
     """LoadScope keyed by what an engine is opened with, read from the case id at the end of a test's node id."""
 
     def _split_scope(self, nodeid: str) -> str:

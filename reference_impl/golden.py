@@ -78,7 +78,7 @@ class Golden:
         ids = torch.tensor([tokens], dtype=torch.long, device=self.model.device)
         # Full logits of a long prompt would be gigabytes: 4,000 positions of a 49,152 vocabulary are 800 MB.
         extra = {"logits_to_keep": keep} if self._keeps_logits else {}
-        logits = self.model(input_ids=ids, use_cache=False, **extra).logits[0, -keep:]
+        logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **extra).logits[0, -keep:]
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def resolution(self, tokens: Sequence[int]) -> float:

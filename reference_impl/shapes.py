@@ -6,6 +6,7 @@ they are apart is the noise that the margin rule must tolerate.
 
 import inspect
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ TOP = 4  # runners-up whose distance to the top logit is compared: a flip is bet
 @torch.inference_mode()
 def alone(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     """Logits [T, vocabulary], float32, of a forward over one sequence without a cache."""
-    return model(input_ids=_ids(model, [tokens]), use_cache=False).logits[0].float()
+    logits: torch.Tensor = model(input_ids=_ids(model, [tokens]), use_cache=False).logits
+    return logits[0].float()
 
 
 @torch.inference_mode()
@@ -38,11 +40,11 @@ def prefix_reused(model: Any, tokens: Sequence[int], cut: int, decoded: int) -> 
     ids = _ids(model, [tokens])
     cache: dict[str, Any] = {}
     logits = []
-    for part in (ids[:, :cut], ids[:, cut : len(tokens) - decoded], *ids[:, len(tokens) - decoded :].split(1, dim=1)):
-        if part.shape[1]:
-            out = model(input_ids=part, use_cache=True, **cache)
-            cache = {name: getattr(out, name)}
-            logits.append(out.logits[0])
+    ends = [cut, *range(len(tokens) - decoded, len(tokens) + 1)]
+    for begin, end in pairwise([0, *sorted(set(ends))]):
+        out = model(input_ids=ids[:, begin:end], use_cache=True, **cache)
+        cache = {name: getattr(out, name)}
+        logits.append(out.logits[0])
     return torch.cat(logits).float()
 
 

@@ -55,7 +55,7 @@ def examine(
 ) -> GoldenEvidence:
     """Hold an output against golden's verification of it, position by position up to the first divergence."""
     allowed = 0.0 if tolerance.exact else tolerance.epsilon
-    ties = []
+    ties: list[int] = []
     for step, token in enumerate(output):
         margin = verification.margins[step]
         # Written so that NaN, from a golden or an engine that overflowed, is a divergence.
