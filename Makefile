@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/kvfence run --engine hf --model canary --profile quick --report $(DEMO)/canary
 	$(BIN)/kvfence run --engine hf --model smollm2 --profile quick --report $(DEMO)/smollm2 \
-	    --dtype float32 --case '*-zh-system-prompt-*' --case '*-en-block+1-*-c2-*'
+	    --dtype float32 --case '*-zh-system-prompt-*-c[128]-*' --case '*-en-block+1-*-c2-*'
 
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS)
