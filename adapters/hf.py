@@ -156,7 +156,7 @@ def open_engine(model: str, config: EngineConfig) -> HFEngine:
         loaded = AutoModelForCausalLM.from_pretrained(
             model, dtype=DTYPES[config.dtype], local_files_only=True, **config.engine_args
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except Exception as error:  # whatever its loaders raise: safetensors has a class of its own
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineStartError(f"transformers cannot load {model} as a causal LM: {first}") from error
     loaded.generation_config = GenerationConfig(pad_token_id=PAD)

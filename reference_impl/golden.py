@@ -50,7 +50,7 @@ def load_model(folder: Path | str, dtype: str = "float32", device: str = "cpu") 
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # whatever its loaders raise: safetensors has a class of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise GoldenError(f"cannot load {folder} as a causal LM: {reason}") from error
     return model.to(device).eval()

@@ -91,3 +91,7 @@ def test_unknown_dtype_and_unloadable_model(canary_folder, tmp_path):
         Golden.load(canary_folder.path, "int8")
     with pytest.raises(GoldenError, match=r"cannot load .* as a causal LM"):
         Golden.load(tmp_path)
+    for file in canary_folder.path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(GoldenError, match=r"cannot load .* as a causal LM"):
+        Golden.load(tmp_path)
