@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from kvfence.prompts import alphabet, tokenizer
 
@@ -117,6 +118,7 @@ def build(shape: Shape = Shape(), seed: int = 0) -> LlamaForCausalLM:
 
 def write(folder: Path, shape: Shape = Shape(), seed: int = 0) -> None:
     """Write a transformers folder: float32 safetensors, the tokenizer, and `kvfence_model` in the config."""
+    disable_progress_bar()
     build(shape, seed).save_pretrained(folder)
     tokenizer.write(folder)
 

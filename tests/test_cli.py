@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -108,7 +109,10 @@ def test_undecided_cases_are_exit_3(kvfence):
 def test_a_run_that_is_stopped_half_way_keeps_its_records(kvfence, tmp_path, sign):
     command = [*KVFENCE, *ROGUE, "--engine-arg", "how=hang", "--report", "out"]
     command += ["--case", "independent-*-stranger-*", "--case", "independent-*-mixed-c8-*"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=tmp_path, preexec_fn=heed, **quiet) as process:
         # A case without a request of group B is answered, the next one hangs.
         while not any(b'"kind": "case"' in f.read_bytes() for f in (tmp_path / "out" / "records").glob("*")):
             assert process.poll() is None
