@@ -82,8 +82,8 @@ class ProcessHost:
     again in the same configuration. One configuration a process, unless the engine can "reopen".
     """
 
-    def __init__(self, spec: str, model: str, deadline: float = 300.0, python: str = sys.executable) -> None:
-        self._spec, self._model, self._deadline, self._python = spec, model, deadline, python
+    def __init__(self, spec: str, model: str, deadline: float = 300.0) -> None:
+        self._spec, self._model, self._deadline = spec, model, deadline
         self._config: EngineConfig | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._wire: Connection | None = None
@@ -129,7 +129,7 @@ class ProcessHost:
         with theirs:
             self._log.truncate(0)
             self._process = subprocess.Popen(
-                [self._python, "-m", "kvfence.adapters.child", str(theirs.fileno())],
+                [sys.executable, "-m", "kvfence.adapters.child", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

@@ -4,53 +4,17 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
 import samples
+from page import Page, embedded, page
 
 from kvfence.reports import html, view
 from kvfence.reports.card import FULL
 from kvfence.reports.outcome import Outcome
-from kvfence.reports.records import CaseRecord, EndRecord, Record, RecordError, Run
+from kvfence.reports.records import CaseRecord, EndRecord, Record
 from kvfence.reports.text import anchor, shown, token
-
-OWN_SCRIPT_LIMIT = 12_000
-
-
-class Page(HTMLParser):
-    """Elements of a document as (tag, attributes), and the text outside style and script."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self._open = [tag] if tag in ("script", "style") else self._open
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = [] if [tag] == self._open else self._open
-
-    def handle_data(self, data: str) -> None:
-        if not self._open and data.strip():
-            self.texts.append(data.strip())
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.texts))
-
-    def of_class(self, name: str) -> list[dict[str, str | None]]:
-        return [attrs for _, attrs in self.elements if name in (attrs.get("class") or "").split()]
-
-
-def page(lines: list[Record]) -> Page:
-    return Page(html.render(samples.as_run(lines)))
 
 
 def test_hostile_text_opens_no_element() -> None:
@@ -275,70 +239,3 @@ def test_findings_past_the_limit_are_told_in_a_sentence() -> None:
 
 def found(edge: str) -> Any:
     return samples.finding("A0", "B0", 3, 3, case=samples.case(edge=edge).case)
-
-
-def test_the_file_asks_nobody_for_anything() -> None:
-    document = html.render(samples.as_run(samples.violating()))
-    assert not re.findall(r"https?://|@import|url\(", document)
-    for _, attrs in Page(document).elements:
-        for name in ("src", "href", "action", "srcset", "xlink:href"):
-            assert (attrs.get(name) or "#").startswith(("#", "data:,")), attrs
-        assert "style" not in attrs
-
-
-def test_policy_forbids_what_is_not_ours() -> None:
-    metas = [attrs for tag, attrs in page(samples.conforming()).elements if tag == "meta"]
-    policy = str(next(each["content"] for each in metas if each.get("http-equiv")))
-    assert policy.startswith("default-src 'none';")
-    assert "unsafe" not in policy
-    assert len(re.findall(r"'sha256-[A-Za-z0-9+/]{43}='", policy)) == 2
-
-
-def test_own_script_stays_small_and_cannot_close_itself() -> None:
-    script = Path(html.__file__).with_name("report.js").read_text()
-    assert len(script.encode()) <= OWN_SCRIPT_LIMIT
-    assert "</" not in script
-    assert "innerHTML" not in script
-    assert "eval" not in script
-
-
-@pytest.mark.parametrize("lines", [samples.violating(), samples.hostile()], ids=["violating", "hostile"])
-def test_records_are_embedded_whole_and_once(lines: list[Record]) -> None:
-    document = html.render(samples.as_run(lines))
-    run = samples.as_run(lines)
-    assert embedded(document) == [run.header, *run.engines, *run.noise, *run.cases, run.end]
-    assert document.count('"prompt_text":') == sum(len(case["findings"]) for case in run.cases)
-
-
-def embedded(document: str) -> Any:
-    found = re.search(r'<script type="application/json" id="records">(.*?)</script>', document, re.DOTALL)
-    assert found
-    assert "<" not in found[1]
-    return json.loads(found[1])
-
-
-def test_same_records_same_report() -> None:
-    run: Run = samples.as_run(samples.violating())
-    assert html.render(run) == html.render(run)
-
-
-def test_write_replaces_the_file_whole(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "report.html"
-    html.write(samples.as_run(samples.conforming()), file)
-    html.write(samples.as_run(samples.violating()), file)
-    assert file.read_text("utf-8") == html.render(samples.as_run(samples.violating()))
-    assert [each.name for each in file.parent.iterdir()] == ["report.html"]
-
-
-def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "report.html"
-    file.write_text("old")
-
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(RecordError, match=r"report\.html: No space left"):
-        html.write(samples.as_run(samples.conforming()), file)
-    assert file.read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 1

@@ -84,7 +84,9 @@ def test_three_foreign_words_in_order_name_their_owner(owners):
     assert find("b1 b2 o1 o2 o3 o4", owners) == [(Owner("before", "A0"), "o1 o2 o3 o4", (2, 3, 4, 5))]
 
 
-@pytest.mark.parametrize("output", ["b2 b3", "b3 b2 b1", "b1 b3 b5", "b1 x b2 y b3", "a1 a2 a3 a4", "p q r", ""])
+@pytest.mark.parametrize(
+    "output", ["b2 b3", "b3 b2 b1", "b1 b3 b5", "b1 x b2 y b3", "a1 a2 a3 a4", "p q r", "q r b1 b2", ""]
+)
 def test_what_is_no_spelling(owners, output):
     assert find(output, owners) == []
 
@@ -130,7 +132,7 @@ def test_every_run_is_words_of_its_owner_in_order_and_maximal(output, others):
 
 def test_a_word_of_letters_of_two_is_a_splice():
     owners = Owners()
-    for name, text in (("A0", "rone bodu hyne"), ("B0", "rone lili luvu"), ("C0", "rone tedu")):
+    for name, text in (("A0", "rone bodu hyne"), ("B0", "rone lili luvu"), ("C0", "rone tedu"), ("D0", "rone luvu")):
         owners.add(Owner("now", name), text.split())
     own = ["myko", "rone", "lili", "luvu"]
     expected = Splice(Owner("now", "A0"), 1, "lidu", "lili", "bodu", "rone")
@@ -139,6 +141,7 @@ def test_a_word_of_letters_of_two_is_a_splice():
         Splice(Owner("now", "C0"), 1, "lidu", "lili", "tedu", "rone"),
     ]
     assert splices(words("rone bodu"), own, owners, 1)[0].owner == Owner("now", "A0")
-    # Letters of neither, the word that was due, another position, a word before that is not the victim's.
-    for output, step in (("rone lida", 1), ("rone lili", 1), ("rone lidu", 0), ("hyne lidu", 1)):
+    # A foreign word that is the victim's own too, letters of neither, the word that was due, another position, a word
+    # before that is not the victim's.
+    for output, step in (("rone luli", 1), ("rone lida", 1), ("rone lili", 1), ("rone lidu", 0), ("hyne lidu", 1)):
         assert splices(words(output), own, owners, step) == []

@@ -1,0 +1,51 @@
+"""A report as its elements and its text."""
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import samples
+
+from kvfence.reports import html
+from kvfence.reports.records import Record
+
+
+class Page(HTMLParser):
+    """Elements of a document as (tag, attributes), and the text outside style and script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = [tag] if tag in ("script", "style") else self._open
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = [] if [tag] == self._open else self._open
+
+    def handle_data(self, data: str) -> None:
+        if not self._open and data.strip():
+            self.texts.append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.elements if name in (attrs.get("class") or "").split()]
+
+
+def page(lines: list[Record]) -> Page:
+    return Page(html.render(samples.as_run(lines)))
+
+
+def embedded(document: str) -> Any:
+    found = re.search(r'<script type="application/json" id="records">(.*?)</script>', document, re.DOTALL)
+    assert found
+    assert "<" not in found[1]
+    return json.loads(found[1])
