@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+from kvfence.adapters.observation import Observed
+
 
 class AdapterError(Exception):
     """Something an engine or its adapter did; the message is one line for the user."""
@@ -43,7 +45,12 @@ CAPABILITIES = {
     "top_logprobs": "tells the logprobs of the best few tokens at each position",
     "reset_cache": "can forget everything cached",
     "reopen": "another configuration can be opened in the same process",
+    "attention": "lets its attention be observed",
+    "events": "lets the uses of its cache be observed",
+    "kv": "lets the K/V in its cache be observed",
+    "session": "can be driven step by step, requests coming and going meanwhile",
 }
+OBSERVABLE = ("attention", "events", "kv")  # capabilities that `EngineConfig.observe` may name
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ class EngineConfig:
     block_size: int | None = None  # tokens
     pool_size: int | None = None  # tokens of KV
     seed: int = 0
+    observe: tuple[str, ...] = ()  # of `OBSERVABLE`; what the engine does not support is left out
     engine_args: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -113,8 +121,45 @@ class Engine(ABC):
         """Forget every cached block. Only called where "reset_cache" is SUPPORTED."""
         raise NotImplementedError
 
+    def observe(self) -> Observed:
+        """What was seen, of what the configuration asks to observe, since the last call."""
+        return Observed()
+
+    def session(self) -> "Session":
+        """Begin to drive the engine step by step. Only called where "session" is SUPPORTED, one at a time."""
+        raise NotImplementedError
+
     def close(self) -> None:  # noqa: B027 - most engines have nothing to release
         """Release what the engine holds; it is not used afterwards."""
+
+
+class Session(ABC):
+    """An engine driven step by step: a schedule's operations are timed by the tokens that requests have emitted."""
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Hand a request over; it takes part from the next step on."""
+
+    @abstractmethod
+    def step(self) -> Mapping[str, tuple[int, ...]]:
+        """Run one forward pass; the tokens it emitted, by request id. Empty when nothing is left to do.
+
+        Raises EngineFaultError if requests are left and no step brings them on.
+        """
+
+    @abstractmethod
+    def cancel(self, id: str) -> None:
+        """Withdraw a request, wherever it is. Its slots are free when this returns.
+
+        Raises EngineFaultError if the engine does not let go of it in bounded time.
+        """
+
+    @abstractmethod
+    def completions(self) -> Sequence[Completion]:
+        """Completions of the requests that ended by themselves since the last call."""
+
+    def close(self) -> None:  # noqa: B027
+        """Withdraw what is left."""
 
 
 class Adapter(Protocol):
@@ -137,6 +182,17 @@ def check_completions(requests: Sequence[Request], completions: object, vocabula
     for request, completion in zip(requests, ordered, strict=True):
         _check_completion(request, completion, vocabulary)
     return ordered
+
+
+def check_observed(requests: Sequence[Request], observed: object) -> Observed:
+    """What was observed during one call, or EngineFaultError saying how it cannot be about these requests."""
+    if not isinstance(observed, Observed):
+        raise EngineFaultError(f"observe() must return an Observed, got {type(observed).__name__}")
+    tokens = {request.id: request.max_tokens for request in requests}
+    for id, attention in observed.attention.items():
+        if id in tokens and (n := len(attention.rows)) != tokens[id]:
+            raise EngineFaultError(f"request {id} got {tokens[id]} tokens but attention of {n} steps")
+    return observed
 
 
 def _check_completion(request: Request, completion: Completion, vocabulary: int) -> None:

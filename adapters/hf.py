@@ -6,30 +6,21 @@ alone, and a copy of its K/V is handed to each request as the head of its cache.
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
-from kvfence.adapters.api import (
-    Capability,
-    Completion,
-    Engine,
-    EngineConfig,
-    EngineStartError,
-    Request,
-    Support,
-    UnsupportedConfigError,
-    supported,
-)
+from kvfence.adapters.api import Capability, Completion, Engine, EngineConfig, Request, Support, supported
+from kvfence.adapters.hf_attention import AttentionLog
+from kvfence.adapters.hf_model import PAD, POOL_TOKENS, best, can_share, can_watch, load
+from kvfence.adapters.observation import Action, CacheEvent, Observed
 from kvfence.adapters.prefix_pool import Entry, PrefixPool, common, stack
+from kvfence.reference_impl.attention import Call, probabilities, watched
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 ARGUMENTS = ("attn_implementation",)
-POOL_TOKENS = 16_384
-PAD = 0
-TOP = 5
 
 
 class HFEngine(Engine):
@@ -44,13 +35,27 @@ class HFEngine(Engine):
         self._pool = PrefixPool(config.pool_size or POOL_TOKENS)
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._watchable = can_watch(model)
+        watching = "attention" in config.observe and self._watchable.state is Support.SUPPORTED
+        self._attention = AttentionLog() if watching else None
+        self._events: list[CacheEvent] = []
+        self._passes = 0
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
         return {
-            **supported("token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen"),
-            "sharing": _can_share(self._model.config),
+            **supported(
+                "token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen", "events"
+            ),
+            "sharing": can_share(self._model.config),
+            "attention": self._watchable,
+            "kv": Capability(Support.UNSUPPORTED, "the cache is dropped with its batch"),
+            "session": Capability(Support.UNSUPPORTED, "a batch runs to its end in one call"),
         }
+
+    def observe(self) -> Observed:
+        events, self._events = tuple(self._events), []
+        return Observed(self._attention.collect() if self._attention else {}, events)
 
     def reset_cache(self) -> None:
         self._pool.clear()
@@ -77,12 +82,14 @@ class HFEngine(Engine):
             return_dict_in_generate=True,
             output_logits=True,
         )
-        out = self._model.generate(
-            input_ids=ids.to(self._model.device),
-            attention_mask=mask.to(self._model.device),
-            generation_config=generation,
-            **{self._cache_name: cache},
-        )
+        ids, mask = ids.to(self._model.device), mask.to(self._model.device)
+        with self._watch(requests, mask):
+            out = self._model.generate(
+                input_ids=ids, attention_mask=mask, generation_config=generation, **{self._cache_name: cache}
+            )
+        if "events" in self._config.observe:
+            self._log(requests, [n for _, n in prefixes], steps)
+        self._passes += steps
         tokens = out.sequences[:, ids.shape[1] :].tolist()
         logprobs = torch.stack(out.logits, dim=1).float().log_softmax(-1)
         if self._config.sharing and len(requests) == 1:
@@ -101,6 +108,7 @@ class HFEngine(Engine):
                 ids = torch.tensor([prefix], device=self._model.device)
                 cache = DynamicCache()
                 self._model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
+                self._passes += 1
                 self._keep(prefix, cache)
         return [self._pool.longest(prompt) for prompt in prompts]
 
@@ -108,11 +116,37 @@ class HFEngine(Engine):
         layers = [(layer.keys[0, :, : len(tokens)], layer.values[0, :, : len(tokens)]) for layer in cache.layers]
         self._pool.add(Entry(tokens, [(k.clone(), v.clone()) for k, v in layers]))
 
+    def _watch(self, requests: Sequence[Request], mask: torch.Tensor) -> AbstractContextManager[None]:
+        """Note attention, while this is open, of the last query of each row over the keys that are its own."""
+        log = self._attention
+        if log is None:
+            return nullcontext()
 
-def _can_share(config: Any) -> Capability:
-    if getattr(config, "sliding_window", None):
-        return Capability(Support.UNSUPPORTED, "a sliding-window cache keeps no whole prefix to hand out")
-    return Capability(Support.SUPPORTED)
+        def visit(call: Call) -> None:
+            step = call.key.shape[2] - mask.shape[1]
+            visible = torch.nn.functional.pad(mask, (0, step), value=1).bool()
+            for request, row, own in zip(requests, probabilities(call, slice(-1, None)), visible, strict=True):
+                if step < request.max_tokens:
+                    log.add(request.id, call.layer, row[:, 0, own])
+
+        return watched(self._model, visit)
+
+    def _log(self, requests: Sequence[Request], reused: Sequence[int], steps: int) -> None:
+        """Note the life of a batch's rows: each holds its own tokens from offset 0 on and is dropped at the end.
+
+        All rows are written to until the longest output is done.
+        """
+        for step in range(steps):
+            for row, (request, n) in enumerate(zip(requests, reused, strict=True)):
+                if step == 0 and n:
+                    self._note(0, request, Action.REUSE, row, 0, n)
+                begin = len(request.prompt) + step - 1 if step else n
+                self._note(step, request, Action.WRITE, row, begin, len(request.prompt) + step - begin)
+        for row, request in enumerate(requests):
+            self._note(steps, request, Action.FREE, row, 0, len(request.prompt) + steps - 1)
+
+    def _note(self, step: int, request: Request, action: Action, row: int, start: int, length: int) -> None:
+        self._events.append(CacheEvent(self._passes + step, request.id, action, row, start, length, start))
 
 
 def _layout(prompts: Sequence[tuple[int, ...]], reused: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,31 +167,15 @@ def _layout(prompts: Sequence[tuple[int, ...]], reused: Sequence[int]) -> tuple[
 def _completion(request: Request, tokens: list[int], logprobs: torch.Tensor, reused: int) -> Completion:
     steps = logprobs[: len(tokens)]
     emitted = steps.gather(1, torch.tensor(tokens, device=steps.device).unsqueeze(1)).squeeze(1)
-    best = steps.topk(min(TOP, steps.shape[1]), dim=-1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return Completion(
         id=request.id,
         tokens=tuple(tokens),
         logprobs=tuple(emitted.tolist()),
-        top_logprobs=tuple(tuple(zip(ids, values, strict=True)) for ids, values in pairs),
+        top_logprobs=tuple(best(steps)),
         cached_tokens=reused,
     )
 
 
 def open_engine(model: str, config: EngineConfig) -> HFEngine:
     """Open the transformers model folder `model`. Engine argument: attn_implementation."""
-    if config.dtype not in DTYPES:
-        raise UnsupportedConfigError(f"hf has no dtype {config.dtype}; it has {', '.join(DTYPES)}")
-    if unknown := sorted(set(config.engine_args) - set(ARGUMENTS)):
-        raise EngineStartError(f"hf has no engine argument {unknown[0]}; it has {', '.join(ARGUMENTS)}")
-    transformers.logging.set_verbosity_error()
-    torch.manual_seed(config.seed)
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            model, dtype=DTYPES[config.dtype], local_files_only=True, **config.engine_args
-        )
-    except Exception as error:  # whatever its loaders raise: safetensors has a class of its own
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise EngineStartError(f"transformers cannot load {model} as a causal LM: {first}") from error
-    loaded.generation_config = GenerationConfig(pad_token_id=PAD)
-    return HFEngine(loaded.to(config.device).eval(), config)
+    return HFEngine(load("hf", model, config, ARGUMENTS, **config.engine_args), config)

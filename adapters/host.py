@@ -13,12 +13,10 @@ from typing import Any, Protocol
 
 from kvfence.adapters.api import (
     AdapterError,
-    Completion,
     EngineConfig,
     EngineFaultError,
     EngineStartError,
     Request,
-    Support,
 )
 from kvfence.adapters.child import Child
 from kvfence.adapters.registry import load
@@ -37,6 +35,15 @@ class Host(Protocol):
 
     def generate(self, requests: Sequence[Request]) -> object:
         """What the engine answers, not yet checked. Raises EngineFaultError if it raises, hangs or dies."""
+
+    def reset_cache(self) -> None:
+        """Make the engine forget what it has cached. Raises EngineFaultError likewise."""
+
+    def observe(self) -> object:
+        """What was seen since the last call, not yet checked. Raises EngineFaultError likewise."""
+
+    def restart(self) -> EngineInfo:
+        """Close the engine and open it anew in the same configuration. Raises AdapterError."""
 
     def close(self) -> None:
         """Close the engine and its process."""
@@ -60,6 +67,17 @@ class InProcessHost:
 
     def generate(self, requests: Sequence[Request]) -> object:
         return _guard(lambda: self._child.call("generate", list(requests)))
+
+    def reset_cache(self) -> None:
+        _guard(lambda: self._child.call("reset_cache"))
+
+    def observe(self) -> object:
+        return _guard(lambda: self._child.call("observe"))
+
+    def restart(self) -> EngineInfo:
+        assert self._config is not None
+        self.info = None
+        return self.open(self._config)
 
     def close(self) -> None:
         self.info = None
@@ -94,7 +112,7 @@ class ProcessHost:
     def open(self, config: EngineConfig) -> EngineInfo:
         if self.info is not None and config == self._config:
             return self.info
-        if self.info is None or not self._can_reopen(self.info):
+        if self.info is None or not self.info.can("reopen"):
             self._stop()
         self.info = None
         if self._process is None:
@@ -103,26 +121,37 @@ class ProcessHost:
         self._config = config
         return self.info
 
-    def generate(self, requests: Sequence[Request]) -> Sequence[Completion]:
+    def generate(self, requests: Sequence[Request]) -> object:
+        return self._call("generate", list(requests))
+
+    def reset_cache(self) -> None:
+        self._call("reset_cache")
+
+    def observe(self) -> object:
+        return self._call("observe")
+
+    def restart(self) -> EngineInfo:
+        assert self._config is not None
+        config, self._config = self._config, None
+        return self.open(config)
+
+    def close(self) -> None:
+        self._close_engine()
+        self._stop()
+        self._log.close()
+
+    def _call(self, method: str, *args: Any) -> object:
         if self.info is None:
             if self._config is None:
                 raise EngineStartError("the engine has not been opened")
             self.open(self._config)
-        answer: Sequence[Completion] = self._ask("call", "generate", list(requests))
-        return answer
+        return self._ask("call", method, *args)
 
-    def close(self) -> None:
+    def _close_engine(self) -> None:
         # A call that was interrupted is still being answered: nothing more can be asked.
         if self._process is not None and self.info is not None and not self._busy:
             with suppress(EngineFaultError):
                 self._ask("close")
-        self._stop()
-        self._log.close()
-
-    @staticmethod
-    def _can_reopen(info: EngineInfo) -> bool:
-        capability = info.capabilities.get("reopen")
-        return capability is not None and capability.state is Support.SUPPORTED
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()

@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvfence.adapters.api import AdapterError, Capability, Engine
+from kvfence.adapters.api import AdapterError, Capability, Engine, Support
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,11 @@ class EngineInfo:
     version: str
     block_size: int | None
     capabilities: Mapping[str, Capability]
+
+    def can(self, capability: str) -> bool:
+        """Whether a capability is SUPPORTED."""
+        known = self.capabilities.get(capability)
+        return known is not None and known.state is Support.SUPPORTED
 
 
 @dataclass(frozen=True)

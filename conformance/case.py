@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvfence.prompts.edges import EDGES, Edge, window_edges
+from kvfence.prompts.edges import EDGES, Edge, prompt_edge, window_edges
 from kvfence.prompts.folder import ModelFolder
+from kvfence.prompts.word_layout import LIMIT
 
 MODES = ("serial", "independent", "shared")
 
@@ -46,8 +47,15 @@ class Profile:
     dtypes: tuple[str, ...]
     max_tokens: int
     solo_positions: int  # output positions of solo runs that the margin rule is calibrated on, beside golden's own
+    batches: tuple[str, ...] = ("mixed",)  # companies above two at once
+    prompt_tokens: int | None = None  # of a whole prompt, where that is the edge
+    languages: tuple[str, ...] = ("zh", "en")
+    observe: tuple[str, ...] = ()  # of what engines let be observed
+    serialise: bool = False  # whether a violation under concurrency is tried again one request at a time
+    baselines: int = 12  # golden outputs decoded token by token, to be shown or counted against
 
 
+NEARLY_EQUAL = ("differ-first", "differ-middle", "differ-last")
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -71,28 +79,56 @@ PROFILES = {
             max_tokens=48,
             solo_positions=10_000,
         ),
+        Profile(
+            "article",
+            "the experiment kvfence grew out of: 128 + 32 tokens, one and eight at once, attention observed",
+            edges=(),
+            other_edges=(),
+            concurrencies=(1, 8),
+            dtypes=("float32", "float16"),
+            max_tokens=32,
+            solo_positions=512,
+            batches=("partner", "partner-c", "stranger", "stranger-b"),
+            prompt_tokens=128,
+            languages=("zh",),
+            observe=("attention", "events"),
+            serialise=True,
+            baselines=200,
+        ),
+        Profile(
+            "matrix",
+            "the experiment's regression test: empty, very long, equal and nearly equal prefixes, 1 to 32 at once",
+            edges=("empty", "system-prompt", "whole-prompt", *NEARLY_EQUAL, "thousand", "long"),
+            other_edges=("system-prompt", "whole-prompt", *NEARLY_EQUAL),
+            concurrencies=(1, 2, 3, 4, 8, 16, 32),
+            dtypes=("float32",),
+            max_tokens=24,
+            solo_positions=256,
+        ),
     )
 }
 
 
-def layouts(model: ModelFolder) -> tuple[str, ...]:
-    """Layouts in which prompts for a model are written."""
-    return ("zh", "en") if model.has_text else ("canary",)
+def layouts(model: ModelFolder, profile: Profile) -> tuple[str, ...]:
+    """Layouts in which a profile's prompts for a model are written."""
+    return profile.languages if model.has_text else ("canary",)
 
 
-def companies(concurrency: int) -> tuple[str, ...]:
+def companies(profile: Profile, concurrency: int) -> tuple[str, ...]:
     """Companies a concurrency allows."""
-    return {1: ("alone",), 2: ("partner", "stranger")}.get(concurrency, ("mixed",))
+    return {1: ("alone",), 2: ("partner", "stranger")}.get(concurrency, profile.batches)
 
 
 def edges(profile: Profile, model: ModelFolder, layout: str, overhead: int, dtype: str) -> list[Edge]:
     """Edges of a profile that fit the model's context and, for canary words, its vocabulary."""
     chosen = [EDGES[name] for name in (profile.edges if dtype == "float32" else profile.other_edges)]
-    if model.window and profile.name != "quick":
+    if profile.prompt_tokens:
+        chosen.append(prompt_edge(profile.prompt_tokens, overhead))
+    if model.window and profile.name == "default":
         chosen += window_edges(model.window, overhead)
     room = (model.context or 1 << 30) - overhead - profile.max_tokens
-    # No canary word comes twice in a prompt, so its prompts end at about a thousand words.
-    limit = min(room, 1000) if layout == "canary" else room
+    # No word comes twice in the canary's prompts, so they end at about a thousand words.
+    limit = min(room, LIMIT) if model.kind == "canary" else room
     return [edge for edge in chosen if (edge.prefix or 0) <= limit]
 
 
@@ -100,8 +136,8 @@ def cases(profile: Profile, model: ModelFolder, overheads: dict[str, int], dtype
     """The cases of a profile, those of one engine configuration together: dtype, then sharing off, then on."""
     for dtype in dtypes:
         for mode in MODES:
-            for layout in layouts(model):
+            for layout in layouts(model, profile):
                 for edge in edges(profile, model, layout, overheads[layout], dtype):
                     for concurrency in profile.concurrencies:
-                        for company in companies(concurrency):
+                        for company in companies(profile, concurrency):
                             yield Case(mode, layout, edge, company, concurrency, dtype)

@@ -1,8 +1,8 @@
 """The driver: opens the engine as a case needs it, hands over the requests, and says what came of it."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from kvfence.adapters import registry
 from kvfence.adapters.api import (
@@ -12,23 +12,40 @@ from kvfence.adapters.api import (
     Support,
     UnsupportedConfigError,
     check_completions,
+    check_observed,
 )
 from kvfence.adapters.host import make_host
+from kvfence.adapters.observation import Attention, CacheEvent, Observed
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.case import Case
+from kvfence.conformance.control import Control
+from kvfence.conformance.oracles.blocks import Breach, Ledger
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.prompts.prompt import Prompt
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import EngineRecord
 
 
 @dataclass(frozen=True)
+class Answer:
+    """One request as it was sent, what came back, and what was seen of it."""
+
+    prompt: Prompt
+    completion: Completion
+    attention: Attention | None = None
+    breaches: tuple[Breach, ...] = ()  # of the rules of ownership, that hit it
+
+
+@dataclass(frozen=True)
 class Driven:
-    """What an engine did with a case: completions in the order of its prompts, or why there are none."""
+    """What an engine did with a case: answers in the order its requests were sent, or why there are none."""
 
     case: Case
     info: EngineInfo | None = None
-    completions: tuple[Completion, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    control: Control | None = None
+    events: tuple[CacheEvent, ...] = ()
     seconds: float = 0.0  # that the engine's calls took
     outcome: Outcome | None = None  # decided already, without an oracle
     reason: str = ""
@@ -43,24 +60,27 @@ class Driver:
         self._host = make_host(spec, path, settings.deadline, settings.in_process)
         self._started = False
         self._known: EngineInfo | None = None
+        self._ledger = Ledger()
+        self._solos = 0
 
     def close(self) -> None:
         """End the engine."""
         self._host.close()
 
-    def drive(self, case: Case, prepare: Callable[[EngineInfo], None]) -> Driven:
-        """Run a case's requests; `prepare` may use the opened engine first, its time is not counted.
+    def drive(self, case: Case, prepare: Callable[[EngineInfo], bool]) -> Driven:
+        """Run a case's requests; `prepare` may use the opened engine first and says whether it did.
 
-        Raises UsageError if the engine has never started and does not, or lacks a dtype that was asked for.
+        Its time is not counted. Raises UsageError if the engine has never started and does not, or lacks a dtype that
+        was asked for.
         """
         try:
             info = self._open(case)
             if reason := _not_applicable(case, info):
                 return Driven(case, info, outcome=Outcome.NOT_APPLICABLE, reason=reason)
-            prepare(info)
-            begun = time.monotonic()
-            completions = self._generate(case)
-            return Driven(case, info, completions, time.monotonic() - begun)
+            if prepare(info) and info.can("reset_cache"):
+                # What measuring left in the cache is nobody's business.
+                self._host.reset_cache()
+            return self._run(case, info)
         except UnsupportedConfigError as error:
             if case.dtype in self._settings.dtypes or not self._started:
                 raise UsageError(str(error)) from error
@@ -71,17 +91,30 @@ class Driver:
             # The case is named already; without it, equal reasons of many cases read as one.
             return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error).replace(f"{case.id}/", ""))
 
-    def solo(self, prompt: tuple[int, ...], n: int) -> Completion:
-        """One request by itself, for measuring noise."""
-        return self._call([Request("noise", prompt, n)])[0]
+    def serialised(self, case: Case) -> Driven:
+        """Run a case's requests once more, one at a time, on a fresh engine: as under a global lock."""
+        try:
+            self._known = info = self._host.restart()
+            self._ledger = Ledger()
+            return self._run(case, info, one_by_one=True)
+        except AdapterError as error:
+            return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error))
+
+    def solo(self, prompt: tuple[int, ...], n: int) -> Answer:
+        """One request by itself, in a cache that holds nothing as far as the engine can be told to: a clean run."""
+        if self._known and self._known.can("reset_cache"):
+            self._host.reset_cache()
+        self._solos += 1
+        request = Request(f"noise/{self._solos}", prompt, n)
+        return self._call([(Prompt("", "", prompt, 0, (), ()), request)])[0][0]
 
     def _open(self, case: Case) -> EngineInfo:
         begun = time.monotonic()
-        config = self._settings.config(case)
+        config = self._settings.config(case, self._plan.pool_size)
         info = self._host.open(config)
         self._started = True
         if info is not self._known:
-            self._known = info
+            self._known, self._ledger = info, Ledger()
             self._opened(
                 EngineRecord(
                     config={k: v for k, v in vars(config).items() if v is not None},
@@ -96,16 +129,57 @@ class Driver:
             )
         return info
 
-    def _generate(self, case: Case) -> tuple[Completion, ...]:
-        """Hand the requests over as the mode says: one call each, or all in one."""
-        n = self._settings.plan.max_tokens
-        requests = [Request(f"{case.id}/{p.name}", p.tokens, n) for p in self._plan.prompts(case)]
-        one_by_one = case.mode == "serial" or case.company == "alone"
-        calls = [[request] for request in requests] if one_by_one else [requests]
-        return tuple(completion for call in calls for completion in self._call(call))
+    def _run(self, case: Case, info: EngineInfo, one_by_one: bool = False) -> Driven:
+        begun = time.monotonic()
+        prompts = self._plan.prompts(case)
+        answers, events = self._round(case, prompts, one_by_one)
+        control = _control(answers)
+        if case.mode == "shared" and control.missed(info.block_size) and info.can("reset_cache"):
+            # An engine that shares only what is finished: begin anew, with every prefix in the cache.
+            self._host.reset_cache()
+            primers = _primers(case, prompts)
+            _, priming = self._round(case, primers, one_by_one=True, n=2)
+            warm, more = self._round(case, [replace(p, name=f"{p.name}-primed") for p in prompts], one_by_one)
+            control = _control(warm, primers)
+            answers, events = [*answers, *warm], [*events, *priming, *more]
+        return Driven(case, info, tuple(answers), control, tuple(events), time.monotonic() - begun)
 
-    def _call(self, requests: Sequence[Request]) -> list[Completion]:
-        return check_completions(requests, self._host.generate(requests), self._plan.model.vocabulary)
+    def _round(
+        self, case: Case, prompts: Sequence[Prompt], one_by_one: bool, n: int | None = None
+    ) -> tuple[list[Answer], list[CacheEvent]]:
+        """Hand requests over as the mode says: one call each, or all in one."""
+        n = n or self._settings.plan.max_tokens
+        requests = [(prompt, Request(f"{case.id}/{prompt.name}", prompt.tokens, n)) for prompt in prompts]
+        alone = one_by_one or case.mode == "serial" or case.company == "alone"
+        answers, events = [], []
+        for call in [[request] for request in requests] if alone else [requests]:
+            answered, seen = self._call(call)
+            answers += answered
+            events += seen
+        return answers, events
+
+    def _call(self, sent: Sequence[tuple[Prompt, Request]]) -> tuple[list[Answer], Iterable[CacheEvent]]:
+        requests = [request for _, request in sent]
+        completions = check_completions(requests, self._host.generate(requests), self._plan.model.vocabulary)
+        seen = check_observed(requests, self._host.observe()) if self._settings.plan.observe else Observed()
+        tokens = {r.id: (*r.prompt, *c.tokens) for r, c in zip(requests, completions, strict=True)}
+        breaches = self._ledger.replay(seen.events, tokens)
+        answers = [
+            Answer(prompt, completion, seen.attention.get(r.id), tuple(b for b in breaches if b.victim == r.id))
+            for (prompt, r), completion in zip(sent, completions, strict=True)
+        ]
+        return answers, seen.events
+
+
+def _control(answers: Sequence[Answer], before: Sequence[Prompt] = ()) -> Control:
+    prompts = [answer.prompt.tokens for answer in answers]
+    return Control.of(prompts, [answer.completion for answer in answers], [prompt.tokens for prompt in before])
+
+
+def _primers(case: Case, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Requests that bring every prefix of a case into the cache; whole prompts, where those are what is shared."""
+    heads = {p.tokens if case.edge.repeated else p.tokens[: p.prefix_tokens]: p for p in prompts if p.prefix_tokens}
+    return [Prompt(f"primer{i}", p.group, head, len(head), (), ()) for i, (head, p) in enumerate(heads.items())]
 
 
 def _not_applicable(case: Case, info: EngineInfo) -> str | None:

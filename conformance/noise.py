@@ -1,28 +1,37 @@
-"""Noise: how much rounding alone moves a margin, measured for one engine, dtype and length bucket.
+"""Noise: how much rounding alone moves margins and attention, measured for one engine, dtype and length bucket.
 
 Epsilon is `FACTOR` times the largest margin error over at least `POSITIONS` positions, and is then held against others
 that were not used to find it. Errors are measured between golden and golden in mathematically equal shapes,
-and between golden and the engine's own runs of one request at a time.
+and between golden and the engine's own runs of one request at a time. The latter tell how far attention is apart too:
+half of them make the thresholds, the other half is held against these.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvfence.adapters.api import Completion
+from kvfence.adapters.observation import Attention
+from kvfence.conformance.oracles.attention import Comparison, Thresholds
 from kvfence.reference_impl.golden import Golden
 from kvfence.reports.records import NoiseRecord
 
 FACTOR = 4.0
 POSITIONS = 10_000
 EXACT_POSITIONS = 1_000  # where epsilon judges no tokens, only logprobs: the model is exact
+ATTENTION_LIMIT = 0.25  # total variation beyond which solo runs cannot be clean
 BUCKETS = (128, 512, 2048, 8192)  # longest position (tokens) of each length bucket
 BATCH_TOKENS = 2_048  # of a padded batch; its logits over a large vocabulary must fit in memory
 DECODED = 4  # tokens computed one by one, as an engine decodes them
 SOLO_LIMIT = 8.0  # times golden's own noise beyond which an engine's solo runs are not its equal
 
 Errors = Iterator[list[float]]  # margin errors (logits) of consecutive positions, a sequence at a time
-Solo = Callable[[tuple[int, ...], int], Completion]
+Shifts = NDArray[np.float32]  # [n, layers, heads] total variation between an engine's attention and golden's
+Solo = Callable[[tuple[int, ...], int], tuple[Completion, Attention | None]]
 
 
 def bucket_of(length: int) -> int:
@@ -54,17 +63,24 @@ def equal_shapes(golden: Golden, sequences: Iterator[tuple[int, ...]], floor: in
                 yield shapes.margin_errors(reference[floor:], other[floor:]).tolist()
 
 
-def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n: int) -> Errors:
-    """Errors of the engine's own runs of one request at a time, `n` tokens each, against golden."""
+def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n: int, shifts: list[Shifts]) -> Errors:
+    """Errors of the engine's own runs of one request at a time, `n` tokens each, against golden.
+
+    Where attention is observed, that of each run is compared too and appended to `shifts`. Without logprobs of other
+    tokens than the emitted one, errors are zeros.
+    """
     for prompt in prompts:
-        completion = solo(prompt, n)
-        assert completion.top_logprobs is not None
-        logits = golden.logits([*prompt, *completion.tokens[:-1]], keep=n)
-        errors = []
-        for here, best in zip(logits, completion.top_logprobs, strict=True):
+        completion, attention = solo(prompt, n)
+        comparison = Comparison(attention) if attention else None
+        logits = golden.logits([*prompt, *completion.tokens[:-1]], keep=n, visit=comparison)
+        errors = [0.0] * n
+        for step, best in enumerate(completion.top_logprobs or ()):
             token, logprob = best[0]
+            here = logits[step]
             moved = [abs((other - logprob) - float(here[t] - here[token])) for t, other in best[1:]]
-            errors.append(max(moved, default=0.0))
+            errors[step] = max(moved, default=0.0)
+        if comparison:
+            shifts.append(comparison.shifts)
         yield errors
 
 
@@ -91,6 +107,21 @@ def calibrate(
         held_out_positions=len(held),
         held_out_max=_max(held),
     )
+
+
+def attention_noise(shifts: list[Shifts], resolution: float) -> tuple[Thresholds, dict[str, Any]]:
+    """Thresholds from one half of clean runs, and what a `NoiseRecord` says of it.
+
+    `resolution` is the rounding step of a probability. Every second run is held out.
+    """
+    kept, held = np.concatenate(shifts[::2]), np.concatenate(shifts[1::2])
+    thresholds = Thresholds.of(kept, resolution)
+    excess = float((held / thresholds.values).max())
+    return thresholds, {
+        "attention_positions": len(kept),
+        "attention_max": float(kept.max()),
+        "attention_held_out": excess,
+    }
 
 
 def complaint(noise: NoiseRecord) -> str | None:

@@ -3,6 +3,8 @@
 Every case of the profile is drawn, also those not asked for, so that a case has the same prompts however few are run.
 """
 
+from functools import cached_property
+
 from kvfence.conformance.case import Case, cases, layouts
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.prompts import alphabet, models
@@ -14,6 +16,7 @@ from kvfence.prompts.word_layout import WordLayout
 
 # Prompts that measure noise are drawn with other seeds than those that are judged.
 NOISE_SEED = 1_000_003
+MIN_POOL = 16_384  # tokens of KV
 
 
 class Plan:
@@ -25,7 +28,7 @@ class Plan:
             self.model = model = models.resolve(settings.model)
         except ModelError as error:
             raise UsageError(str(error)) from error
-        if layouts(model) == ("canary",) and model.vocabulary < alphabet.VOCAB_SIZE:
+        if not model.has_text and model.vocabulary < alphabet.VOCAB_SIZE:
             raise UsageError(
                 f"{model.path} has no tokenizer.json and only {model.vocabulary} token ids; "
                 f"without text, prompts need {alphabet.VOCAB_SIZE}"
@@ -57,10 +60,17 @@ class Plan:
         """Tokens of the longest sequence of a case, prompt and output."""
         return max(len(prompt.tokens) for prompt in self.prompts(case)) + self._settings.plan.max_tokens
 
+    @cached_property
+    def pool_size(self) -> int:
+        """Tokens of KV that the largest case of the profile needs, if nothing is shared and a quarter is cached."""
+        n = self._settings.plan.max_tokens
+        largest = max(sum(len(p.tokens) + n for p in prompts) for prompts in self._prompts.values())
+        return max(MIN_POOL, largest + largest // 4)
+
     def write_layouts(self, seed: int) -> dict[str, Layout]:
         """Fresh layouts, by name, that draw from `seed`."""
-        names = layouts(self.model)
-        if names == ("canary",):
+        names = layouts(self.model, self._settings.plan)
+        if not self.model.has_text:
             return {"canary": WordLayout(seed, reach=self._settings.plan.max_tokens)}
         tokenizer = FolderTokenizer(self.model)
         return {name: TextLayout(name, tokenizer, self.model.bos, seed) for name in names}

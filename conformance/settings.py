@@ -51,13 +51,15 @@ class Settings:
         """Whether a case is asked for."""
         return not self.cases or any(fnmatchcase(case.id, pattern) for pattern in self.cases)
 
-    def config(self, case: Case) -> EngineConfig:
-        """The engine configuration a case runs in."""
+    def config(self, case: Case, pool_size: int) -> EngineConfig:
+        """The engine configuration a case runs in, with room for `pool_size` tokens of KV."""
         return EngineConfig(
             sharing=case.mode == "shared",
             max_concurrency=max(self.plan.concurrencies),
             dtype=case.dtype,
             device=self.device,
+            pool_size=pool_size,
+            observe=self.plan.observe,
             seed=self.seed,
             engine_args=self.engine_args,
         )

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import cycle
+from dataclasses import replace
+from itertools import cycle, islice
 
-from kvfence.adapters.api import Support
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance import noise
 from kvfence.conformance.case import Case
+from kvfence.conformance.oracles.attention import Thresholds
 from kvfence.conformance.oracles.golden import Tolerance
 from kvfence.conformance.plan import NOISE_SEED, Plan
 from kvfence.conformance.settings import Settings, UsageError
@@ -24,6 +25,7 @@ class Yardstick:
         self._settings, self._plan, self._writer = settings, plan, writer
         self._exact = plan.model.kind == "canary"
         self._calibrated: dict[tuple[str, int], NoiseRecord] = {}
+        self._thresholds: dict[tuple[str, int], Thresholds] = {}
         self._loader = ThreadPoolExecutor(1)
         # Begun at once: the engine's process is starting meanwhile, and both take their time to import.
         self._dtype = plan.cases[0].dtype
@@ -42,17 +44,28 @@ class Yardstick:
         """Whether a case needs neither another golden nor a measurement of noise."""
         return case.dtype == self._dtype and self._key(case) in self._calibrated
 
-    def prepare(self, case: Case, info: EngineInfo, solo: noise.Solo) -> None:
-        """Measure, on an opened engine, the noise that a case is judged by, unless that is done."""
-        if self._key(case) not in self._calibrated:
-            record = self._calibrate(case, info, solo)
-            self._calibrated[self._key(case)] = record
-            self._writer.write(record)
+    def prepare(self, case: Case, info: EngineInfo, solo: noise.Solo) -> bool:
+        """Measure, on an opened engine, the noise that a case is judged by, unless that is done; says whether it was.
+
+        Raises EngineFaultError if the engine shows attention of another shape than the model has.
+        """
+        if self._key(case) in self._calibrated:
+            return False
+        record = self._calibrate(case, info, solo)
+        self._calibrated[self._key(case)] = record
+        self._writer.write(record)
+        return True
 
     def tolerance(self, case: Case) -> tuple[Tolerance, str | None]:
         """What rounding may explain in a prepared case, and why that measurement cannot be relied on, if so."""
         record = self._calibrated[self._key(case)]
         return Tolerance(record.epsilon, self._exact), noise.complaint(record)
+
+    def thresholds(self, case: Case) -> Thresholds | None:
+        """What noise may do to attention in a prepared case; None where it was not observed, or was not bounded."""
+        record = self._calibrated[self._key(case)]
+        usable = record.attention_max <= noise.ATTENTION_LIMIT and record.attention_held_out <= 1
+        return self._thresholds.get(self._key(case)) if usable else None
 
     def _load(self, dtype: str | None = None) -> Future[Golden]:
         return self._loader.submit(Golden.load, self._plan.model.path, dtype or self._dtype, self._settings.device)
@@ -65,19 +78,24 @@ class Yardstick:
         dtype, bucket = key = self._key(case)
         longest = max(self._plan.length(other) for other in self._plan.cases if self._key(other) == key)
         shorter = max((b for b in noise.BUCKETS if b < bucket), default=0)
-        runs = None
-        tells = info.capabilities.get("top_logprobs")
-        if tells is not None and tells.state is Support.SUPPORTED:
-            prompts = self._samples(max(1, longest - SOLO_TOKENS))
-            runs = noise.solo_runs(golden, solo, prompts, SOLO_TOKENS)
-        return noise.calibrate(
+        prompts = self._samples(max(1, longest - SOLO_TOKENS))
+        positions = self._settings.plan.solo_positions
+        shifts: list[noise.Shifts] = []
+        runs = noise.solo_runs(golden, solo, prompts, SOLO_TOKENS, shifts)
+        record = noise.calibrate(
             noise.equal_shapes(golden, self._samples(longest), floor=min(shorter, longest // 2)),
-            runs,
-            (noise.EXACT_POSITIONS if self._exact else noise.POSITIONS, self._settings.plan.solo_positions),
+            runs if info.can("top_logprobs") else None,
+            (noise.EXACT_POSITIONS if self._exact else noise.POSITIONS, positions),
             golden.resolution(next(self._samples(longest))),
             dtype,
             bucket,
         )
+        if "attention" not in self._settings.plan.observe or not info.can("attention"):
+            return record
+        if not info.can("top_logprobs"):
+            list(islice(runs, positions // SOLO_TOKENS))
+        self._thresholds[key], figures = noise.attention_noise(shifts, golden.rounding)
+        return replace(record, **figures)
 
     def _samples(self, length: int) -> Iterator[tuple[int, ...]]:
         for layout in cycle(self._plan.write_layouts(self._settings.seed + NOISE_SEED).values()):

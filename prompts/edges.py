@@ -40,6 +40,11 @@ EDGES = {
 }
 
 
+def prompt_edge(tokens: int, overhead: int) -> Edge:
+    """The edge at which a whole prompt has so many tokens; `overhead` = prompt tokens beside the prefix."""
+    return Edge(f"prompt-{tokens}", tokens - overhead)
+
+
 def window_edges(window: int, overhead: int) -> list[Edge]:
     """Edges at which prompt length passes an attention window; `overhead` = prompt tokens beside the prefix."""
     lengths = {"window-1": window - 1, "window": window, "window+1": window + 1}

@@ -11,8 +11,16 @@ from kvfence.prompts.prompt import Prompt
 
 Tokens = tuple[int, ...]
 
-# Company a request keeps: the groups in its batch, repeated up to the concurrency.
-COMPANIES = {"alone": "ABC", "partner": "AB", "stranger": "AC", "mixed": "ABC"}
+# Company a request keeps: the groups in its batch, repeated up to the concurrency. C has no partner but its like, and
+# B's stranger is C.
+COMPANIES = {
+    "alone": "ABC",
+    "partner": "AB",
+    "partner-c": "C",
+    "stranger": "AC",
+    "stranger-b": "BC",
+    "mixed": "ABC",
+}
 QUESTION = {"A": 0, "B": 1, "C": 0}
 
 

@@ -40,6 +40,7 @@ LANGUAGES = {
         questions=(" What is 1+1? My passphrase is", " What is 2+2? My passphrase is"),
     ),
 }
+USUAL = 256  # passphrases that tell which length in tokens is the most usual
 SAMPLE_TOKENS = 20_000  # of text that samples are cut from
 _PROQUINT = re.compile(r"(?<![a-z])[a-z]{5}(?![a-z])")
 
@@ -62,7 +63,11 @@ class TextLayout(Layout):
         self._language, self._tokenizer = LANGUAGES[language], tokenizer
         self._bos: Tokens = () if bos is None else (bos,)
         self._rng = random.Random(f"{seed} {language}")
-        self.overhead = len(self.write("A0", (), proquints(random.Random(0)), 0, 0.0).tokens)
+        usual = random.Random(0)
+        lengths = [len(self._private(proquints(usual))) for _ in range(USUAL)]
+        # Passphrases of one length in tokens, so that prompts of one prefix length are of one length.
+        self._secret_tokens = max(set(lengths), key=lengths.count)
+        self.overhead = len(self.write("A0", (), self.secret(()), 0, 0.0).tokens)
 
     def prefix(self, role: str, n: int | None, beside: Tokens) -> Tokens:
         if n is None:
@@ -85,10 +90,12 @@ class TextLayout(Layout):
         return next(token for token in candidates if token not in prefix)
 
     def secret(self, avoid: Sequence[int]) -> tuple[str, ...]:
-        return proquints(self._rng)
+        while len(self._private(secret := proquints(self._rng))) != self._secret_tokens:
+            pass
+        return secret
 
     def write(self, name: str, prefix: Tokens, secret: tuple[str, ...], question: int, share: float) -> Prompt:
-        private = self._tokenizer.encode(self._language.secret.format(secret=" ".join(secret)))
+        private = self._private(secret)
         tail = self._tokenizer.encode(self._language.questions[question])
         tokens = (*self._bos, *prefix, *private, *tail)
         return Prompt(
@@ -99,6 +106,9 @@ class TextLayout(Layout):
             words=secret,
             secret=secret,
         )
+
+    def _private(self, secret: tuple[str, ...]) -> list[int]:
+        return self._tokenizer.encode(self._language.secret.format(secret=" ".join(secret)))
 
     def sample(self, length: int) -> Tokens:
         role = self._rng.choice(list(self._language.system))

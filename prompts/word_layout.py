@@ -11,13 +11,14 @@ from kvfence.prompts.prompt import Prompt
 SECRET_WORDS = 6  # of about 1,280 words: 62 bits
 QUESTION_WORDS = 2
 SYSTEM_WORDS = 12
+LIMIT = 1_000  # words of a prefix without repetition; longer ones are for models that need not tell words apart
 _WORDS = range(alphabet.FIRST_WORD, alphabet.WORDS)
 _QUESTIONS = (tuple(_WORDS[:QUESTION_WORDS]), tuple(_WORDS[QUESTION_WORDS : 2 * QUESTION_WORDS]))
 _DECK = _WORDS[2 * QUESTION_WORDS :]
 
 
 class WordLayout(Layout):
-    """Words of the canary's first alphabet; the answer recites the prompt from the start word on.
+    """Words of the canary's first alphabet; the canary's answer recites the prompt from the start word on.
 
     `reach` is how many words an answer is long enough to recite: prompts up to that length are asked for from their
     first word, so every cached block is read; of longer ones the requests of a batch ask for different stretches.
@@ -33,6 +34,8 @@ class WordLayout(Layout):
 
     def prefix(self, role: str, n: int | None, beside: Tokens) -> Tokens:
         n = SYSTEM_WORDS if n is None else n
+        if n > LIMIT:
+            return tuple(word for _ in range(0, n, LIMIT) for word in self._deck.deal(LIMIT))[:n]
         # Two long prefixes need more words than there are: then they share their words but no two neighbours.
         scarce = n + len(beside) > len(_DECK) // 2
         return self._deck.deal(n, avoid=set(_DECK).difference(beside) if scarce and beside else beside)
@@ -41,13 +44,16 @@ class WordLayout(Layout):
         return self._deck.deal(1, avoid=prefix)[0]
 
     def secret(self, avoid: Sequence[int]) -> tuple[str, ...]:
-        return tuple(map(alphabet.spell, self._deck.deal(SECRET_WORDS, avoid=avoid)))
+        return tuple(map(alphabet.spell, self._deck.deal(SECRET_WORDS, avoid=avoid if len(avoid) <= 2 * LIMIT else ())))
 
     def write(self, name: str, prefix: Tokens, secret: tuple[str, ...], question: int, share: float) -> Prompt:
         words = [*prefix, *map(alphabet.parse, secret), *_QUESTIONS[question]]
         # From the last stretch, which holds the secret, evenly back to the first word.
         start = int(max(0, len(words) - self._reach) * (1 - share))
-        tokens = alphabet.prompt_tokens(words, start)
+        # The checks of `prompt_tokens` are for prompts that the canary answers.
+        short = len(prefix) <= LIMIT
+        ask = alphabet.WORDS + words[start]
+        tokens = alphabet.prompt_tokens(words, start) if short else (alphabet.BOS, *words, alphabet.ASK, ask)
         return Prompt(
             name=name,
             group=name[0],

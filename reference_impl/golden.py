@@ -7,12 +7,16 @@ zero is the output of `generate`.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+
+from kvfence.reference_impl.attention import Call, probabilities, watched
+from kvfence.reference_impl.shapes import cached_greedy
 
 DTYPES = {
     "float64": torch.float64,
@@ -20,6 +24,10 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+# Sees one layer's probabilities [heads, n, T], float32, of the n queries that an output's tokens come from.
+Visit = Callable[[int, torch.Tensor], None]
 
 
 class GoldenError(Exception):
@@ -73,17 +81,31 @@ class Golden:
         return cls(load_model(folder, dtype, device))
 
     @torch.inference_mode()
-    def logits(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        """Logits [keep, vocabulary] after each of the last `keep` tokens, float32 (float64 for a float64 model)."""
+    def logits(self, tokens: Sequence[int], keep: int, visit: Visit | None = None) -> torch.Tensor:
+        """Logits [keep, vocabulary] after each of the last `keep` tokens, float32 (float64 for a float64 model).
+
+        `visit` is shown each layer's attention from those tokens; NotWatchableError if it cannot be had.
+        """
+
+        def show(call: Call) -> None:
+            assert visit is not None
+            visit(call.layer, probabilities(call, slice(-keep, None))[0])
+
         ids = torch.tensor([tokens], dtype=torch.long, device=self.model.device)
         # Full logits of a long prompt would be gigabytes: 4,000 positions of a 49,152 vocabulary are 800 MB.
         extra = {"logits_to_keep": keep} if self._keeps_logits else {}
-        logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **extra).logits[0, -keep:]
+        with watched(self.model, show) if visit else nullcontext():
+            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **extra).logits[0, -keep:]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    @property
+    def rounding(self) -> float:
+        """The step to which a number near 1 can be told in the model's dtype."""
+        return float(torch.finfo(self.model.dtype).eps)
 
     def resolution(self, tokens: Sequence[int]) -> float:
         """The step, in logits, to which the largest logit over `tokens` can be told in the model's dtype."""
-        return float(self.logits(tokens, len(tokens)).abs().max()) * torch.finfo(self.model.dtype).eps
+        return float(self.logits(tokens, len(tokens)).abs().max()) * self.rounding
 
     def generate(self, prompt: Sequence[int], n: int) -> tuple[int, ...]:
         """The golden output: `n` tokens, each from a forward over all before it. EOS is a token like any."""
@@ -92,11 +114,24 @@ class Golden:
             tokens.append(int(self.logits(tokens, keep=1)[0].argmax()))
         return tuple(tokens[len(prompt) :])
 
-    def verify(self, prompt: Sequence[int], output: Sequence[int]) -> Verification:
-        """Judge `output` by one forward over prompt and output. Raises ValueError if either is empty."""
+    def output(self, prompt: Sequence[int], n: int) -> tuple[int, ...]:
+        """The output of `generate`, sooner: decoded with a cache, then made right by as many forwards as it takes."""
+        tokens: tuple[int, ...] = ()
+        while len(tokens) < n:
+            draft = (*tokens, *cached_greedy(self.model, [*prompt, *tokens], n - len(tokens)))
+            choices = self.verify(prompt, draft).choices
+            right = next((i for i in range(n) if draft[i] != choices[i]), n)
+            tokens = choices[: right + 1]
+        return tokens
+
+    def verify(self, prompt: Sequence[int], output: Sequence[int], visit: Visit | None = None) -> Verification:
+        """Judge `output` by one forward over prompt and output, showing the attention of each layer to `visit`.
+
+        Raises ValueError if prompt or output is empty, NotWatchableError if attention is asked for and cannot be had.
+        """
         if not prompt or not output:
             raise ValueError("verification needs a prompt and an output of at least one token each")
-        logits = self.logits([*prompt, *output[:-1]], keep=len(output))
+        logits = self.logits([*prompt, *output[:-1]], keep=len(output), visit=visit)
         emitted = torch.tensor(list(output), dtype=torch.long, device=logits.device).unsqueeze(1)
         top, choices = logits.max(dim=-1)
         margins = top - logits.gather(1, emitted).squeeze(1)

@@ -36,7 +36,7 @@ def padded(model: Any, sequences: Sequence[Sequence[int]], pad: int = 0) -> list
 @torch.inference_mode()
 def prefix_reused(model: Any, tokens: Sequence[int], cut: int, decoded: int) -> torch.Tensor:
     """Logits [T, vocabulary], float32: `tokens[:cut]` first, the rest on its K/V, the last `decoded` one by one."""
-    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    name = _cache_name(model)
     ids = _ids(model, [tokens])
     cache: dict[str, Any] = {}
     logits = []
@@ -48,6 +48,21 @@ def prefix_reused(model: Any, tokens: Sequence[int], cut: int, decoded: int) -> 
     return torch.cat(logits).float()
 
 
+@torch.inference_mode()
+def cached_greedy(model: Any, tokens: Sequence[int], n: int) -> tuple[int, ...]:
+    """The `n` tokens of greedy decoding with a KV cache: golden's up to rounding, and many times faster."""
+    name = _cache_name(model)
+    cache: dict[str, Any] = {}
+    output: list[int] = []
+    ids = _ids(model, [tokens])
+    for _ in range(n):
+        out = model(input_ids=ids, use_cache=True, **cache)
+        cache = {name: getattr(out, name)}
+        output.append(int(out.logits[0, -1].argmax()))
+        ids = _ids(model, [output[-1:]])
+    return tuple(output)
+
+
 def margin_errors(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Errors [T] of margins, in logits, between two logits [T, vocabulary] of the same tokens.
 
@@ -57,6 +72,10 @@ def margin_errors(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     values, index = reference.topk(TOP, dim=-1)
     there = other.gather(-1, index)
     return ((values - values[:, :1]) - (there - there[:, :1])).abs().amax(-1)
+
+
+def _cache_name(model: Any) -> str:
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _ids(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:

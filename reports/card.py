@@ -6,19 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvfence.reports import svg
+from kvfence.reports.attention import Moved, changed, moved
 from kvfence.reports.diff import Owner, Owners, Segment, at, segments
+from kvfence.reports.log import Log, log
 from kvfence.reports.records import Run
 from kvfence.reports.text import anchor, count, number
 
 FULL = 50  # findings told with all their evidence; a page with more of them opens too slowly
-
-
-@dataclass(frozen=True)
-class Strip:
-    """A drawing of one value per output position with what to say about it."""
-
-    drawing: str
-    caption: str
 
 
 @dataclass(frozen=True)
@@ -47,9 +41,11 @@ class Card:
     source: str
     owners: tuple[Owner, ...]
     segments: tuple[Segment, ...]
-    strips: tuple[Strip, ...]
+    strips: tuple[svg.Figure, ...]
     numbers: tuple[Numbers, ...]
     requests: tuple[tuple[dict[str, Any], str], ...]
+    attention: Moved | None
+    log: Log | None
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,10 @@ def cards(run: Run) -> tuple[list[Card], list[Brief]]:
 
 def headline(case: dict[str, Any], finding: dict[str, Any]) -> str:
     """The finding in one sentence."""
-    start = f"Request {finding['victim']} answered"
+    start = f"Request {finding['victim']}"
     source = finding["source"]
     if source is None:
-        return f"{start} otherwise than golden from step {finding['first_step']} on; no source found"
+        return f"{start} {_deed(case, finding)}; no source found"
     of = f"request {source}" + _elsewhere(case, finding["source_case"])
     words = sum(
         spelling["length"]
@@ -89,8 +85,19 @@ def headline(case: dict[str, Any], finding: dict[str, Any]) -> str:
         if spelling["request"] == source and spelling["case"] == (finding["source_case"] or case["case"])
     )
     if words:
-        return f"{start} with {count(words, 'word')} of {of}"
-    return f"{start} otherwise than golden from step {finding['first_step']} on; the source is {of}"
+        return f"{start} answered with {count(words, 'word')} of {of}"
+    return f"{start} {_deed(case, finding)}; the source is {of}"
+
+
+def _deed(case: dict[str, Any], finding: dict[str, Any]) -> str:
+    """What the victim did, in the strongest terms that the oracles allow."""
+    seen = set(finding["oracles"])
+    if seen == {"blocks"}:
+        return "met K/V in the cache that were not its own"
+    if seen and seen <= {"attention", "blocks"}:
+        return f"attended otherwise than golden from step {finding['first_step']} on"
+    step = changed(case, finding)
+    return f"answered otherwise than golden from step {finding['first_step'] if step is None else step} on"
 
 
 def _elsewhere(case: dict[str, Any], of: str | None) -> str:
@@ -132,6 +139,8 @@ def _card(case: dict[str, Any], finding: dict[str, Any], id: str, owners: Owners
         strips=tuple(_strips(finding)),
         numbers=tuple(_numbers(finding)),
         requests=tuple((request, _role(case, finding, request)) for request in case["requests"]),
+        attention=moved(case, finding, id),
+        log=log(case, finding),
     )
 
 
@@ -146,23 +155,21 @@ def _role(case: dict[str, Any], finding: dict[str, Any], request: dict[str, Any]
     return "source" if here and request["request"] == finding["source"] else ""
 
 
-def _strips(finding: dict[str, Any]) -> Iterable[Strip]:
+def _strips(finding: dict[str, Any]) -> Iterable[svg.Figure]:
     trace, epsilon = finding["trace"], finding["epsilon"]
     if trace["margins"]:
         over = sum(not margin <= epsilon for margin in trace["margins"])
         largest = number(max(trace["margins"]))
         caption = f"{over} of {count(len(trace['margins']), 'step')} above ε = {number(epsilon)}; largest {largest}"
-        yield Strip(
-            svg.strip(trace["margins"], epsilon, f"Margins: {caption}", "logits"),
-            f"Margin, logits: {caption}",
-        )
+        drawing = svg.strip(trace["margins"], epsilon, f"Margins: {caption}", "logits")
+        yield svg.Figure(drawing, f"Margin, logits: {caption}")
     differences = [
         abs(engine - golden) for engine, golden in zip(trace["logprobs"], trace["golden_logprobs"], strict=False)
     ]
     if differences:
         caption = f"largest {number(max(differences))}"
         drawing = svg.strip(differences, None, f"Logprob differences: {caption}", "nats")
-        yield Strip(drawing, f"|engine logprob - golden logprob|, nats: {caption}")
+        yield svg.Figure(drawing, f"|engine logprob - golden logprob|, nats: {caption}")
 
 
 def _numbers(finding: dict[str, Any]) -> Iterable[Numbers]:

@@ -19,7 +19,8 @@ _POSITION = {
     "logprob": "float64", "logprob_difference": "float64", "owner": "str",
 }  # fmt: skip
 _REQUEST = ("request", "group", "prompt_tokens", "prefix_tokens", "cached_tokens", "secret")
-_WHOLE = ("shareable_tokens", "cached_tokens")
+_COMPARED = ("edit_distance", "first_changed", "largest_margin", "attention_step", "attention_shift")
+_WHOLE = ("shareable_tokens", "cached_tokens", "edit_distance", "first_changed", "attention_step")
 
 
 def cases(run: Run) -> pandas.DataFrame:
@@ -55,19 +56,24 @@ def positions(run: Run) -> pandas.DataFrame:
 
 
 def requests(run: Run) -> pandas.DataFrame:
-    """One row per request of each case; ``output`` is its token ids separated by spaces."""
+    """One row per request of each case; ``output`` is its token ids separated by spaces.
+
+    Margins are logits, steps 0-based output positions, shifts total variation; what was not computed, did not change or
+    was not observed is missing.
+    """
     rows = [
         {
             **{name: case[name] for name in _CASE},
             "outcome": case["outcome"],
-            **{name: request[name] for name in _REQUEST},
+            **{name: request[name] for name in (*_REQUEST, *_COMPARED)},
             "output_tokens": len(request["output"]),
             "output": " ".join(map(str, request["output"])),
         }
         for case in run.cases
         for request in case["requests"]
     ]
-    return _frame(rows, (*_CASE, "outcome", *_REQUEST, "output_tokens", "output"))
+    frame = _frame(rows, (*_CASE, "outcome", *_REQUEST, *_COMPARED, "output_tokens", "output"))
+    return frame.astype({"largest_margin": "float64", "attention_shift": "float64"})
 
 
 def _positions(finding: dict[str, Any]) -> Iterable[dict[str, Any]]:

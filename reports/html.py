@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kvfence.reports.matrix import MARKS
@@ -25,7 +25,7 @@ def render(run: Run) -> str:
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    template = _environment().from_string(_own("report.html.jinja"))
+    template = _environment().get_template("report.html.jinja")
     return template.render(view=view(run), style=style, script=script, policy=policy, records=_records(run))
 
 
@@ -44,7 +44,12 @@ def write(run: Run, file: Path) -> None:
 
 def _environment() -> Environment:
     environment = Environment(
-        autoescape=True, finalize=_finalize, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(_own),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(
         anchor=anchor, block=_block, counted=count, duration=duration, figure=number, ids=_ids, token=token

@@ -11,9 +11,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
 
+from kvfence.reports.finding import Finding, LogLine, Telltale
 from kvfence.reports.outcome import Outcome
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -63,48 +64,9 @@ class NoiseRecord:
     epsilon: float  # logits, the threshold
     held_out_positions: int  # compared afterwards, to check the threshold
     held_out_max: float  # logits
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """A run of another request's words, in their order, in a victim's output."""
-
-    request: str
-    case: str
-    start: int  # first output position
-    length: int  # words
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A victim's output position by position; every tuple has one entry per output token unless it is empty."""
-
-    tokens: tuple[int, ...]
-    texts: tuple[str, ...]
-    expected_texts: tuple[str, ...]  # the golden continuation of the prompt alone
-    margins: tuple[float, ...]  # golden's max logit minus the emitted token's, given the engine's own tokens before
-    golden_logprobs: tuple[float, ...]  # nats, of the emitted token
-    logprobs: tuple[float, ...]  # nats, as the engine reported them; empty if it does not
-    owners: tuple[str | None, ...]  # request whose private words the token spells; None = its own or nobody's
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One victim of one case, with the evidence against it."""
-
-    victim: str
-    first_step: int  # 0-based output position
-    oracles: tuple[str, ...]
-    summary: str
-    source: str | None  # request that leaked; None = not attributed
-    source_case: str | None  # its case, which may be an earlier one
-    source_how: str  # how the source was found
-    epsilon: float
-    spellings: tuple[Spelling, ...]
-    prompt: tuple[int, ...]
-    prompt_text: str
-    trace: Trace
+    attention_positions: int = 0  # steps of clean solo runs whose attention was compared with golden's; 0 = none
+    attention_max: float = 0.0  # largest total variation there
+    attention_held_out: float = 0.0  # largest excess over the thresholds, at as many steps held out
 
 
 @dataclass(frozen=True)
@@ -118,6 +80,11 @@ class RequestRecord:
     secret: str  # its passphrase
     output: tuple[int, ...]
     cached_tokens: int | None
+    edit_distance: int | None = None  # tokens to insert, delete or replace to reach golden's; None = not computed
+    first_changed: int | None = None  # first output position whose token is not golden's; None = all are
+    largest_margin: float = 0.0  # logits
+    attention_step: int | None = None  # first output step at which attention moved; None = it did not
+    attention_shift: float | None = None  # largest total variation from golden's attention; None = not observed
 
 
 @dataclass(frozen=True)
@@ -144,6 +111,8 @@ class CaseRecord:
     ties: int = 0  # numeric ties: emitted token is not golden's, margin within epsilon
     requests: tuple[RequestRecord, ...] = ()
     findings: tuple[Finding, ...] = ()
+    log: tuple[LogLine, ...] = ()  # of a case that violates, where the engine lets its cache be observed
+    telltales: tuple[Telltale, ...] = ()
 
 
 @dataclass(frozen=True)

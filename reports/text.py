@@ -3,6 +3,8 @@
 import hashlib
 import re
 
+# Escaped by a backslash: what Markdown reads as markup, and what would make a link of an address.
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>|&#~$@]|(?<=:)/(?=/)|(?<=www)\.", re.IGNORECASE)
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -22,6 +24,11 @@ def shown(text: str, limit: int = 20_000, keep: str = "") -> str:
 def _spelled(char: str) -> str:
     code = ord(char)
     return _NAMED.get(char, f"\\x{code:02x}") if code < 0xA0 else f"⟨U+{code:04X}⟩"
+
+
+def literal(text: str) -> str:
+    """The text as one line of Markdown, also inside a table, that shows it and does nothing else."""
+    return _MARKUP.sub(r"\\\g<0>", shown(text))
 
 
 def token(text: str) -> str:

@@ -1,12 +1,15 @@
 """View: everything the report says, computed from the records; the template only lays it out."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
 from kvfence.reports import svg
 from kvfence.reports.card import Brief, Card, cards
+from kvfence.reports.groups import Row, engine_name, rows
 from kvfence.reports.matrix import Matrix, badness, dtype_order, matrix, mode_order
 from kvfence.reports.outcome import UNDECIDED, exit_code
 from kvfence.reports.records import Run
@@ -56,7 +59,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class View:
-    """What the template is given: ``facts`` are label and text, ``links`` (id, victim) by case."""
+    """What the template is given: ``facts`` are label and text, ``links`` (id, victim) by case.
+
+    ``modes`` are the rows of the experiment's table by what is the same in every mode.
+    """
 
     run: Run
     verdict: Verdict
@@ -65,6 +71,7 @@ class View:
     shares: str
     proof: tuple[str, ...]
     matrix: Matrix
+    modes: tuple[tuple[str, tuple[Row, ...]], ...]
     cards: list[Card]
     briefs: list[Brief]
     groups: tuple[Group, ...]
@@ -90,6 +97,7 @@ def view(run: Run) -> View:
         shares=svg.shares(counts),
         proof=tuple(_proof(run)),
         matrix=matrix(run.cases),
+        modes=tuple(_modes(run)),
         cards=full,
         briefs=briefs,
         groups=_groups(run),
@@ -111,7 +119,7 @@ def verdict(run: Run) -> Verdict:
         return Verdict(
             "violates",
             "Violates isolation",
-            f"{bad:,} of {count(recorded, 'case')} diverged from golden.{ending}",
+            f"{bad:,} of {count(recorded, 'case')} did not stay isolated.{ending}",
         )
     if not whole:
         return Verdict("inconclusive", "Incomplete run", f"{progress}. No violation among them.")
@@ -127,13 +135,12 @@ def verdict(run: Run) -> Verdict:
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     header, end = run.header, run.end
-    versions = sorted({f"{engine['name']} {engine['version']}" for engine in run.engines})
     dtypes = sorted({case["dtype"] for case in run.cases}, key=dtype_order)
     model = (
         header["model"] if header["model"] == header["model_kind"] else f"{header['model']} ({header['model_kind']})"
     )
     return [
-        ("Engine", ", ".join(versions) or f"{header['engine']} (not opened)"),
+        ("Engine", engine_name(run)),
         (
             "Engine arguments",
             ", ".join(f"{key}={value}" for key, value in header["engine_args"].items()) or "none",
@@ -187,6 +194,12 @@ def _sharing(run: Run) -> str:
     told = any(case["cached_tokens"] is not None for case in shared)
     why = "every count was zero" if told else "the engine does not tell them"
     return f"No case of mode shared had cached tokens ({why}): nothing here shows that sharing happened."
+
+
+def _modes(run: Run) -> Iterator[tuple[str, tuple[Row, ...]]]:
+    for setup, same in groupby(rows(run), key=lambda row: row.setup):
+        *names, concurrency = setup
+        yield f"{', '.join(map(str, names))}, {concurrency} at once", tuple(same)
 
 
 def _groups(run: Run) -> tuple[Group, ...]:

@@ -1,3 +1,5 @@
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ from kvfence.prompts import models
 from kvfence.prompts.folder import ModelFolder
 
 TESTS = Path(__file__).parent
+EXAMPLES = TESTS.parent / "docs" / "examples"
+sys.path.insert(0, str(EXAMPLES))
 # How long an example takes says nothing on a machine that is busy.
 settings.register_profile("kvfence", deadline=None)
 settings.load_profile("kvfence")
@@ -24,6 +28,6 @@ def random_folder() -> ModelFolder:
 
 @pytest.fixture(autouse=True)
 def engines_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let child processes find the engines in this folder, and run them on one thread each."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    """Let child processes find the engines in these folders, and run them on one thread each."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(TESTS), str(EXAMPLES))))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

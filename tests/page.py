@@ -12,25 +12,35 @@ from kvfence.reports.records import Record
 
 
 class Page(HTMLParser):
-    """Elements of a document as (tag, attributes), and the text outside style and script."""
+    """Elements of a document as (tag, attributes), the text outside style and script, and the cells of every row."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
+        self.rows: list[list[str]] = []
+        self._cell = False
         self._open: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         self._open = [tag] if tag in ("script", "style") else self._open
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._cell = True
 
     def handle_endtag(self, tag: str) -> None:
         self._open = [] if [tag] == self._open else self._open
+        self._cell = self._cell and tag not in ("td", "th")
 
     def handle_data(self, data: str) -> None:
         if not self._open and data.strip():
             self.texts.append(data.strip())
+        if self._cell:
+            self.rows[-1][-1] += data
 
     @property
     def text(self) -> str:

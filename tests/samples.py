@@ -6,20 +6,20 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
+from watched import attention, log, telltales
+
+from kvfence.reports.finding import Finding, Key, LogLine, Spelling, Telltale, Trace
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import (
     SCHEMA,
     CaseRecord,
     EndRecord,
     EngineRecord,
-    Finding,
     NoiseRecord,
     Record,
     RequestRecord,
     Run,
     RunRecord,
-    Spelling,
-    Trace,
 )
 
 STEPS = 32
@@ -80,6 +80,9 @@ def noise(dtype: str = "float32") -> NoiseRecord:
         epsilon=1.24e-4 * scale,
         held_out_positions=1_024,
         held_out_max=2.8e-5 * scale,
+        attention_positions=512 if dtype == "float32" else 0,
+        attention_max=3.7e-6 if dtype == "float32" else 0.0,
+        attention_held_out=0.31 if dtype == "float32" else 0.0,
     )
 
 
@@ -92,6 +95,9 @@ def request(name: str, case: str, *, cached: int | None = 0) -> RequestRecord:
         secret=" ".join(words(f"{case}/{name}", 5)),
         output=tuple(random.Random(f"{case}/{name}/out").choices(range(4096), k=STEPS)),
         cached_tokens=cached,
+        edit_distance=0,
+        largest_margin=2e-5,
+        attention_shift=3e-6 if "float32" in case else None,
     )
 
 
@@ -196,11 +202,25 @@ def violating() -> list[Record]:
     for name, findings in found.items():
         reason = "; ".join(each.summary for each in findings)
         cases[name] = replace(cases[name], outcome=Outcome.VIOLATES, reason=reason, findings=findings)
+    cases[neighbour.case] = observed(cases[neighbour.case])
     cases[silent.case] = replace(
         cases[silent.case], outcome=Outcome.INCONCLUSIVE, reason="nothing was cached: the prefix never hit"
     )
     opened: list[Record] = [header(), engine(), engine("bfloat16"), noise(), noise("bfloat16")]
     return [*opened, *cases.values(), EndRecord(204.9, 1)]
+
+
+def observed(violating: CaseRecord) -> CaseRecord:
+    """A case in which A0 answered B0's words from step 6 on, with all that was observed of it."""
+    first, *others = violating.requests
+    hit = replace(first, edit_distance=5, first_changed=6, largest_margin=19.4, attention_step=4, attention_shift=0.66)
+    return replace(
+        violating,
+        requests=(hit, *others),
+        findings=tuple(replace(each, attention=attention()) for each in violating.findings),
+        log=log("B0", "A0", n=9),
+        telltales=telltales("B0", "A0"),
+    )
 
 
 def incomplete() -> list[Record]:
@@ -216,18 +236,21 @@ def hostile() -> list[Record]:
         texts=(HOSTILE,) * STEPS,
         expected_texts=("x" * 1_000_000, *[""] * (STEPS - 1)),
     )
-    spelled = replace(evidence.spellings[0], request=HOSTILE, case=HOSTILE)
+    spelled = replace(evidence.spellings[0], request=HOSTILE, case=HOSTILE, words=(HOSTILE,))
     bad = replace(
         evidence,
         victim=HOSTILE, summary=HOSTILE, source=HOSTILE, source_case=HOSTILE, source_how=HOSTILE, oracles=(HOSTILE,),
         prompt_text=HOSTILE, spellings=(spelled,),
         trace=replace(trace, owners=(HOSTILE,) * STEPS),
+        attention=replace(attention(), engine_top=(Key(3, 1, HOSTILE, 0.5),), golden_top=(Key(4, 2, HOSTILE, None),)),
     )  # fmt: skip
     sender = replace(base.requests[0], request=HOSTILE, group=HOSTILE, secret=HOSTILE)
     worst = replace(
         base,
         case=HOSTILE, requirement=HOSTILE, reason=HOSTILE, layout=HOSTILE, edge=HOSTILE, company=HOSTILE, dtype=HOSTILE,
         reproduce=HOSTILE, outcome=Outcome.VIOLATES, requests=(sender,), findings=(bad,),
+        log=(LogLine(0, HOSTILE, HOSTILE, 0, 0, 1, 0, HOSTILE),),
+        telltales=(Telltale(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
     )  # fmt: skip
     opened = replace(
         engine(),

@@ -69,6 +69,19 @@ def test_requests() -> None:
     assert row["secret"] == told["secret"]
 
 
+def test_requests_tell_how_far_they_are_from_the_baseline() -> None:
+    names = ["edit_distance", "first_changed", "largest_margin", "attention_step", "attention_shift"]
+    hit = samples.observed(samples.case()).requests[0]
+    blind = replace(
+        hit, request="A1", edit_distance=None, first_changed=None, attention_step=None, attention_shift=None
+    )
+    case = samples.case(requests=(hit, blind))
+    table = frame.requests(samples.as_run([samples.header(), case])).set_index("request")[names]
+    assert table.loc["A0"].to_dict() == dict(zip(names, (5, 6, 19.4, 4, 0.66), strict=True))
+    assert table.loc["A1"].isna().to_dict() == dict(zip(names, (True, True, False, True, True), strict=True))
+    assert list(map(str, table.dtypes)) == ["Int64", "Int64", "float64", "Int64", "float64"]
+
+
 @pytest.mark.parametrize("table", [frame.cases, frame.positions, frame.requests])
 def test_a_run_without_cases_gives_the_same_columns(table: Callable[[Run], pandas.DataFrame]) -> None:
     bare: list[Record] = [samples.header()]

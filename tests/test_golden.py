@@ -6,6 +6,7 @@ import torch
 
 from kvfence.prompts import alphabet
 from kvfence.reference_impl.golden import Golden, GoldenError
+from kvfence.reference_impl.shapes import cached_greedy
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,21 @@ def test_verifier_agrees_with_generator(golden):
     verification = golden.verify(PROMPT, output)
     assert verification.choices == output
     assert verification.margins == (0.0,) * 8
+
+
+@pytest.mark.parametrize("wrong", [(), (0,), (7,), (2, 3, 5)])
+def test_a_draft_that_errs_is_made_right(golden, monkeypatch, wrong):
+    drafts = []
+
+    def erring(model, tokens, n):
+        drafts.append(n)
+        draft = cached_greedy(model, tokens, n)
+        offset = len(tokens) - len(PROMPT)
+        return tuple((token + (offset + i in wrong and len(drafts) == 1)) % 3904 for i, token in enumerate(draft))
+
+    monkeypatch.setattr("kvfence.reference_impl.golden.cached_greedy", erring)
+    assert golden.output(PROMPT, 8) == golden.generate(PROMPT, 8)
+    assert drafts == [8] if not wrong or wrong == (7,) else len(drafts) == 2
 
 
 def test_verifier_measures_a_changed_token(golden):

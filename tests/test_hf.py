@@ -1,8 +1,10 @@
+import eager
 import pytest
 import torch
 
 from kvfence.adapters import hf
-from kvfence.adapters.api import EngineConfig, EngineStartError, Request, UnsupportedConfigError
+from kvfence.adapters.api import EngineConfig, EngineStartError, Request, Support, UnsupportedConfigError
+from kvfence.adapters.observation import Action, Observed
 from kvfence.prompts import alphabet
 from kvfence.reference_impl.golden import Golden
 
@@ -77,3 +79,56 @@ def test_unsupported_configurations(canary_folder):
 def test_a_folder_that_is_no_model(tmp_path):
     with pytest.raises(EngineStartError, match=r"cannot load .* as a causal LM"):
         hf.open_engine(str(tmp_path), EngineConfig())
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_observed_attention_is_that_of_an_eager_forward(random_folder, sharing):
+    engine = hf.open_engine(
+        str(random_folder.path), EngineConfig(max_concurrency=4, sharing=sharing, observe=("attention",))
+    )
+    requests = [Request(str(i), prompt, 3 + i) for i, prompt in enumerate(PROMPTS)]
+    completions = engine.generate(requests)
+    # Rows of several lengths, and with sharing a gap of padding after the shorter prefix.
+    assert len({(len(r.prompt), c.cached_tokens) for r, c in zip(requests, completions, strict=True)}) == 4
+    seen = engine.observe()
+    assert (seen.events, seen.kv) == ((), {})
+    for request, completion in zip(requests, completions, strict=True):
+        eager.assert_attention(seen.attention[request.id], str(random_folder.path), request.prompt, completion.tokens)
+    assert not engine.observe().attention
+
+
+def test_events_tell_each_rows_tokens_once_and_in_order(canary_folder):
+    engine = hf.open_engine(str(canary_folder.path), EngineConfig(max_concurrency=2, sharing=True, observe=("events",)))
+    engine.generate([Request(str(i), prompt, 3) for i, prompt in enumerate(PROMPTS[:3])])
+    events = engine.observe().events
+    for i, prompt in enumerate(PROMPTS[:3]):
+        own = [event for event in events if event.request == str(i)]
+        assert {event.slot for event in own} == {i % 2}
+        assert [(e.action, e.start, e.position, e.length) for e in own] == [
+            (Action.REUSE, 0, 0, 21),
+            (Action.WRITE, 21, 21, len(prompt) - 21),
+            (Action.WRITE, len(prompt), len(prompt), 1),
+            (Action.WRITE, len(prompt) + 1, len(prompt) + 1, 1),
+            (Action.FREE, 0, 0, len(prompt) + 2),
+        ]
+    # The shared prefix was computed alone, in a pass of its own; the last request found it in the pool.
+    assert [event.step for event in events if event.request == "0"] == [1, 1, 2, 3, 4]
+    assert [event.step for event in events if event.request == "2"] == [4, 4, 5, 6, 7]
+
+
+def test_observing_changes_nothing(random_folder):
+    plain, seen = (run(random_folder, sharing=True, observe=what) for what in ((), ("attention", "events", "kv")))
+    assert plain == seen
+
+
+def test_what_cannot_be_observed(canary_folder):
+    able = hf.open_engine(str(canary_folder.path), EngineConfig(observe=("kv",)))
+    assert able.capabilities["attention"].state is Support.SUPPORTED
+    assert able.capabilities["kv"].state is Support.UNSUPPORTED
+    able.generate([Request("r", PROMPTS[0], 2)])
+    assert able.observe() == Observed()
+    args = {"attn_implementation": "eager"}
+    engine = hf.open_engine(str(canary_folder.path), EngineConfig(observe=("attention",), engine_args=args))
+    assert "no function to wrap" in engine.capabilities["attention"].reason
+    engine.generate([Request("r", PROMPTS[0], 2)])
+    assert engine.observe() == Observed()

@@ -2,9 +2,9 @@ import pytest
 
 from kvfence.adapters.api import Completion
 from kvfence.conformance.case import Case
-from kvfence.conformance.judge import Control, rule
+from kvfence.conformance.control import Control
+from kvfence.conformance.judge import rule
 from kvfence.prompts.edges import EDGES
-from kvfence.prompts.prompt import Prompt
 from kvfence.reports.outcome import Outcome
 
 
@@ -39,15 +39,23 @@ def test_ties_are_told():
     assert ruling("serial", 0, ties=2).reason == "all outputs are golden's up to 2 numeric ties"
 
 
-def prompt(name, tokens):
-    return Prompt(name, name[0], tuple(tokens), 1, (), ())
-
-
 def test_control_counts_what_earlier_requests_have_in_common_and_a_cache_can_serve():
-    prompts = [prompt("A0", [1, 2, 3, 4]), prompt("B0", [1, 2, 9]), prompt("A1", [1, 2, 3, 4])]
-    completions = [Completion(p.name, (5,), cached_tokens=n) for p, n in zip(prompts, (0, 2, 3), strict=True)]
+    prompts = [(1, 2, 3, 4), (1, 2, 9), (1, 2, 3, 4)]
+    completions = [Completion(str(i), (5,), cached_tokens=n) for i, n in enumerate((0, 2, 3))]
     assert Control.of(prompts, completions) == Control(shareable=5, longest=3, cached=5)
 
 
+def test_control_counts_what_was_sent_before():
+    control = Control.of([(1, 2, 3)], [Completion("A0", (5,), cached_tokens=2)], before=[(1, 2, 3, 4)])
+    assert control == Control(shareable=2, longest=2, cached=2)
+
+
+@pytest.mark.parametrize(
+    ("longest", "cached", "missed"), [(16, 0, True), (15, 0, False), (16, 1, False), (16, None, False)]
+)
+def test_a_miss_is_a_block_that_could_have_been_shared(longest, cached, missed):
+    assert Control(longest, longest, cached).missed(block_size=16) is missed
+
+
 def test_control_of_an_engine_that_does_not_tell():
-    assert Control.of([prompt("A0", [1, 2])], [Completion("A0", (5,))]).cached is None
+    assert Control.of([(1, 2)], [Completion("A0", (5,))]).cached is None

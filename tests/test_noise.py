@@ -91,6 +91,7 @@ def test_solo_runs_measure_the_engine_against_golden(golden):
             ((ids[0], v[0]), (ids[1], v[1] + shift), (ids[2], v[2]))
             for ids, v in zip(tops.indices.tolist(), tops.values.tolist(), strict=True)
         ]
-        return Completion("x", output, top_logprobs=tuple(best))
+        return Completion("x", output, top_logprobs=tuple(best)), None
 
-    assert next(noise.solo_runs(golden, solo, iter([tuple(range(8, 20))]), 4)) == pytest.approx([shift] * 4, abs=1e-4)
+    runs = noise.solo_runs(golden, solo, iter([tuple(range(8, 20))]), 4, [])
+    assert next(runs) == pytest.approx([shift] * 4, abs=1e-4)

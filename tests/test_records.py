@@ -97,7 +97,7 @@ def test_no_header(tmp_path: Path) -> None:
         records.read(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"kind": "weather"}])
+@pytest.mark.parametrize("change", [{"schema": 1}, {"kind": "weather"}])
 def test_another_schema(tmp_path: Path, change: dict[str, Any]) -> None:
     file = written(tmp_path, [samples.header()])
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -138,7 +138,7 @@ def test_schema_is_a_schema() -> None:
 
 
 KINDS = {each.kind: samples.line(each) for each in samples.violating()}
-KINDS["case"] = next(samples.line(each) for each in samples.violating() if getattr(each, "findings", ()))
+KINDS["case"] = next(samples.line(each) for each in samples.violating() if getattr(each, "telltales", ()))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,9 @@ def test_records_fit_the_schema(line: dict[str, Any]) -> None:
 
 def test_optional_values_fit_the_schema() -> None:
     bare = replace(samples.case(), cached_tokens=None, shareable_tokens=None, requests=(), findings=())
-    for each in (bare, replace(samples.engine(), block_size=None)):
+    unknown = replace(samples.request("A0", "x"), cached_tokens=None, edit_distance=None, attention_shift=None)
+    told = replace(unknown, edit_distance=1, first_changed=2, attention_step=3, attention_shift=0.5)
+    for each in (bare, replace(bare, requests=(unknown, told)), replace(samples.engine(), block_size=None)):
         jsonschema.Draft202012Validator(SCHEMA).validate(samples.line(each))
 
 
@@ -163,7 +165,7 @@ def test_a_record_that_lacks_a_field_does_not_fit(kind: str, path: tuple[str, ..
     ("kind", "mutate"),
     [
         *((kind, lambda line: line.update(extra=1)) for kind in KINDS),
-        *((kind, lambda line: line.update(schema=2)) for kind in KINDS),
+        *((kind, lambda line: line.update(schema=1)) for kind in KINDS),
         ("case", lambda line: line.update(outcome="passed")),
         ("case", lambda line: line.update(mode="parallel")),
         ("case", lambda line: line.update(concurrency=0)),
@@ -171,6 +173,21 @@ def test_a_record_that_lacks_a_field_does_not_fit(kind: str, path: tuple[str, ..
         ("case", lambda line: line["findings"][0]["trace"].update(owners=[1])),
         ("case", lambda line: line["findings"][0]["spellings"].append("B0")),
         ("case", lambda line: line["requests"][0].update(secret=None)),
+        ("case", lambda line: line["requests"][0].update(edit_distance=-1)),
+        ("case", lambda line: line["requests"][0].update(first_changed=0.5)),
+        ("case", lambda line: line["requests"][0].update(largest_margin=None)),
+        ("case", lambda line: line["requests"][0].pop("attention_shift")),
+        ("case", lambda line: line["findings"][0].pop("attention")),
+        ("case", lambda line: line["findings"][0].update(attention={})),
+        ("case", lambda line: line["findings"][0]["attention"].update(extra=1)),
+        ("case", lambda line: line["findings"][0]["attention"].update(map=[0.5])),
+        ("case", lambda line: line["findings"][0]["attention"]["engine_top"][0].update(text=None)),
+        ("case", lambda line: line["findings"][0]["attention"]["golden_top"][0].update(probability="0.5")),
+        ("case", lambda line: line["log"][0].update(action="steal")),
+        ("case", lambda line: line["log"][0].pop("slot")),
+        ("case", lambda line: line["telltales"][0].update(kind="smell")),
+        ("case", lambda line: line["telltales"][0].update(extra=1)),
+        ("noise", lambda line: line.update(attention_positions=-1)),
         ("engine", lambda line: line["capabilities"]["token_prompts"].update(state="maybe")),
         ("run", lambda line: line.update(seed="7")),
         ("noise", lambda line: line.update(epsilon=-1.0)),

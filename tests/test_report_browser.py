@@ -172,6 +172,32 @@ def test_open_all(page: "Page", tmp_path: Path) -> None:
     assert page.locator("details.card[open]").count() == 0
 
 
+def test_evidence_of_a_card_opens_with_the_keyboard(page: "Page", tmp_path: Path) -> None:
+    opened = Opened(page, samples.violating(), tmp_path)
+    card = page.locator("details.card").first
+    for summary, shown in (("Figures of the map", "table.dense"), ("Log of the cache", "table.log")):
+        table = card.locator(shown)
+        assert table.is_hidden()
+        card.locator("summary", has_text=summary).press("Enter")
+        sync_api.expect(table).to_be_visible()
+    assert card.locator("table.log tbody tr.victim").count() == 2
+    drawing = card.get_by_role("img", name="Attention shift by layer and head at step 4", exact=True)
+    sync_api.expect(drawing).to_have_accessible_description(
+        "6 layers of 8 heads, the darkest 0.66; outlined: layer 2, head 5"
+    )
+    assert opened.complaints == []
+
+
+def test_groups_and_modes_open_with_the_keyboard(page: "Page", tmp_path: Path) -> None:
+    opened = Opened(page, samples.violating(), tmp_path)
+    page.locator("nav a", has_text="Groups").press("Enter")
+    rows = page.locator("table.modes tbody tr:visible")
+    assert rows.count() == 0
+    page.locator("#groups summary").press("Enter")
+    sync_api.expect(rows).to_have_count(48 + 8)
+    assert opened.complaints == []
+
+
 def test_hostile_text_creates_nothing(page: "Page", tmp_path: Path) -> None:
     opened = Opened(page, samples.hostile(), tmp_path)
     page.get_by_role("button", name="Copy").first.click()
@@ -207,6 +233,7 @@ def test_nothing_sticks_out(page: "Page", tmp_path: Path, lines: list[Record], w
 def test_text_has_contrast(browser: "Browser", tmp_path: Path, scheme: Literal["light", "dark"]) -> None:
     page = browser.new_page(color_scheme=scheme)
     Opened(page, samples.violating(), tmp_path)
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     ratios = page.evaluate(CONTRAST)
     assert len(ratios) > 20
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}

@@ -1,0 +1,80 @@
+"""What an engine can be observed doing beside its answers: attention, uses of the cache, K/V.
+
+All of it is optional, asked for by name (`EngineConfig.observe`) and collected by `Engine.observe`. Observing must not
+change what the engine computes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOP = 3  # keys of largest attention that are kept for showing
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of one request at each of its n output steps, in every layer and head.
+
+    The query of step i is the token before output token i. Keys are told by their distance back from the query, 0 the
+    query itself: so a key that is too old to be the request's own is told as such.
+    """
+
+    rows: NDArray[np.float32]  # [n, layers, heads, bins] probability, summed over the keys of each distance bin
+    maximum: NDArray[np.float32]  # [n, layers, heads] largest probability of a key
+    entropy: NDArray[np.float32]  # [n, layers, heads] nats
+    top: NDArray[np.int32]  # [n, layers, heads, TOP] distances of the keys of largest probability; -1 = no such key
+
+
+class Action(StrEnum):
+    """What happened to a slot."""
+
+    WRITE = "write"  # K/V of a request's tokens were written to it
+    PUBLISH = "publish"  # what it holds of a request was made findable under a key
+    REUSE = "reuse"  # a request took what it holds instead of computing it
+    FREE = "free"  # a request let go of it
+
+
+@dataclass(frozen=True)
+class CacheEvent:
+    """One use of a slot: the unit of cache an engine hands out, such as a block or a row of its pool."""
+
+    step: int  # forward passes of the engine before it, since it was opened
+    request: str
+    action: Action
+    slot: int
+    start: int  # offset in the slot, tokens
+    length: int  # tokens; 0 = not told
+    position: int = 0  # the request's own position of the first of these tokens
+    key: str = ""  # what PUBLISH and REUSE go by, as the engine has it
+
+
+@dataclass(frozen=True)
+class KV:
+    """K and V that the cache held for a request when it ended, position by position."""
+
+    keys: NDArray[np.float32]  # [layers, kv_heads, T, head_dim]
+    values: NDArray[np.float32]  # [layers, kv_heads, T, head_dim]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen since the last call of `Engine.observe`, by request id where it is about requests."""
+
+    attention: Mapping[str, Attention] = field(default_factory=dict)
+    events: tuple[CacheEvent, ...] = ()
+    kv: Mapping[str, KV] = field(default_factory=dict)
+
+
+def join(steps: list[tuple[NDArray[Any], ...]]) -> Attention:
+    """Attention of a request from that of its steps, each (rows, maximum, entropy, top) of [layers, heads, ...].
+
+    Later steps see more keys; shorter rows are filled up with zeros.
+    """
+    rows, maximum, entropy, top = zip(*steps, strict=True)
+    bins = max(row.shape[-1] for row in rows)
+    filled = [np.pad(row, ((0, 0), (0, 0), (0, bins - row.shape[-1]))) for row in rows]
+    return Attention(np.stack(filled), np.stack(maximum), np.stack(entropy), np.stack(top))

@@ -1,0 +1,128 @@
+"""Evidence: what was observed of one request, and what every oracle says of it."""
+
+from dataclasses import dataclass
+
+from kvfence.adapters.api import Completion
+from kvfence.conformance.case import Case
+from kvfence.conformance.oracles.attention import AttentionEvidence, Comparison, Thresholds
+from kvfence.conformance.oracles.blocks import Breach
+from kvfence.conformance.oracles.canary import Owner, Owners, Run, Splice, spellings, splices
+from kvfence.conformance.oracles.golden import GoldenEvidence, Tolerance, examine
+from kvfence.prompts.groups import Layout
+from kvfence.prompts.prompt import Prompt
+from kvfence.reference_impl.golden import Verification
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One request of a case: what was sent, what came back, what was seen of it, and golden beside it."""
+
+    prompt: Prompt
+    completion: Completion
+    verification: Verification
+    attention: Comparison | None = None  # None = not observed
+    breaches: tuple[Breach, ...] = ()  # that hit this request
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the oracles say of one request."""
+
+    golden: GoldenEvidence
+    runs: tuple[Run, ...]
+    splices: tuple[Splice, ...]  # readings of the first word that diverged
+    attention: AttentionEvidence | None
+    breaches: tuple[Breach, ...]
+
+    @property
+    def oracles(self) -> tuple[str, ...]:
+        """Names of the oracles that found something; a request is a victim if any did."""
+        found = {
+            "golden": self.golden.divergence is not None,
+            "canary": bool(self.runs),
+            "attention": self.attention is not None,
+            "blocks": bool(self.breaches),
+        }
+        return tuple(name for name, fired in found.items() if fired)
+
+    @property
+    def changed_step(self) -> int | None:
+        """First output position that is wrong; None where the output itself shows nothing."""
+        steps = [run.steps[0] for run in self.runs]
+        steps += [self.golden.divergence.step] if self.golden.divergence else []
+        return min(steps, default=None)
+
+    @property
+    def first_step(self) -> int:
+        """First output step at which anything was wrong, for a victim."""
+        steps = [self.changed_step] if self.changed_step is not None else []
+        steps += [self.attention.step] if self.attention else []
+        return min(steps, default=0)
+
+    @property
+    def source(self) -> Owner | None:
+        """The request that leaked: the one whose K/V the log shows it meets, else the owner of what it spells."""
+        if owners := {_owner(breach.source) for breach in self.breaches if breach.source}:
+            return owners.pop() if len(owners) == 1 else self._spelled or _owner(self._worst.source)
+        return self._spelled
+
+    @property
+    def how(self) -> str:
+        """How the source was found, or why it was not."""
+        if any(breach.source for breach in self.breaches):
+            return f"the log of the cache: it {self._worst.told}"
+        return self._spelled_how
+
+    @property
+    def _worst(self) -> Breach:
+        return next(breach for breach in self.breaches if breach.source)
+
+    @property
+    def _spelled(self) -> Owner | None:
+        """Owner of the longest run, else of a splice that can be read in one way only."""
+        if self.runs:
+            return max(self.runs, key=lambda run: len(run.words)).owner
+        owners = {splice.owner for splice in self.splices}
+        return owners.pop() if len(owners) == 1 else None
+
+    @property
+    def _spelled_how(self) -> str:
+        if self.runs:
+            best = max(self.runs, key=lambda run: len(run.words))
+            return f"{len(best.words)} consecutive words in the order of request {best.owner.request}'s prompt"
+        if not self.splices:
+            return "not attributed: the output spells no other request's words"
+        names = sorted({splice.owner.request for splice in self.splices})
+        first = self.splices[0]
+        reading = f"{first.word} is {first.due}, which was due, spliced with {first.foreign}"
+        if len({splice.owner for splice in self.splices}) > 1:
+            return f"not attributed: {reading} or others, of requests {', '.join(names)}"
+        return f"{reading}, which follows {first.after} in request {names[0]}'s prompt"
+
+
+def ask(
+    case: Case,
+    observation: Observation,
+    tolerance: Tolerance,
+    thresholds: Thresholds | None,
+    owners: Owners,
+    layout: Layout,
+) -> Evidence:
+    """Ask the oracles about one request; without `thresholds` attention is not judged."""
+    prompt, completion = observation.prompt, observation.completion
+    golden = examine(completion.tokens, completion.logprobs, observation.verification, tolerance)
+    words = layout.words(completion.tokens)
+    step = golden.divergence.step if golden.divergence else -1
+    moved = observation.attention.examine(thresholds) if observation.attention and thresholds else None
+    return Evidence(
+        golden,
+        tuple(spellings(words, prompt.words, owners, case.id)),
+        tuple(splices(words, prompt.words, owners, step)),
+        moved,
+        observation.breaches,
+    )
+
+
+def _owner(request: str | None) -> Owner:
+    case, _, name = (request or "").rpartition("/")
+    return Owner(case, name)

@@ -1,0 +1,102 @@
+"""Oracle `attention`: does a request attend otherwise than golden does, given the same tokens?
+
+For each output step, layer and head the total variation distance between the engine's distribution and golden's is
+held against the most that clean runs of the engine showed. Where attention is concentrated is shown, never judged.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, arange
+
+from kvfence.adapters.observation import Attention
+from kvfence.reference_impl.attention import NEAR, summarise, total_variation
+
+FACTOR = 4.0
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The largest total variation [layers, heads] that is still noise."""
+
+    values: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, clean: NDArray[np.float32], resolution: float) -> "Thresholds":
+        """From shifts [positions, layers, heads] of clean runs and the rounding step of a probability near 1."""
+        return cls(FACTOR * np.maximum(clean.max(0), resolution).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Where one query's attention is concentrated."""
+
+    maximum: float
+    entropy: float  # nats
+    top: tuple[tuple[int, float | None], ...]  # distance back from the query and probability, largest first
+
+
+@dataclass(frozen=True)
+class AttentionEvidence:
+    """That attention moved: first at `step`, there most in `layer` and `head` relative to its threshold."""
+
+    step: int
+    layer: int
+    head: int
+    shifts: NDArray[np.float32]  # [n, layers, heads]
+    excess: NDArray[np.float32]  # [n, layers, heads] over the thresholds; above 1 = moved
+    engine: Peak
+    golden: Peak
+
+
+class Comparison:
+    """Golden's attention beside an engine's, layer by layer: what `Golden.verify` shows its layers to."""
+
+    def __init__(self, engine: Attention) -> None:
+        self._engine = engine
+        self.shifts = np.zeros(engine.maximum.shape, np.float32)  # [n, layers, heads] total variation, 0 to 1
+        self._maximum = np.zeros_like(engine.maximum)
+        self._entropy = np.zeros_like(engine.entropy)
+        self._top = np.zeros_like(engine.top)
+        self._probable = np.zeros(engine.top.shape, np.float32)
+
+    def __call__(self, layer: int, probabilities: Tensor) -> None:
+        n, keys = probabilities.shape[-2:]
+        rows, maximum, entropy, top = (
+            array.swapaxes(0, 1) for array in summarise(probabilities, arange(keys - n, keys))
+        )
+        self.shifts[:, layer] = total_variation(self._engine.rows[:, layer], rows)
+        self._maximum[:, layer], self._entropy[:, layer], self._top[:, layer] = maximum, entropy, top
+        self._probable[:, layer] = _at(rows, top)
+
+    def examine(self, thresholds: Thresholds) -> AttentionEvidence | None:
+        """The first step at which attention moved by more than noise, or None."""
+        excess = self.shifts / thresholds.values
+        # Written so that NaN, from an engine that overflowed, is a shift.
+        moved = ~(excess <= 1).all(axis=(1, 2))
+        if not moved.any():
+            return None
+        step = int(moved.argmax())
+        at = np.unravel_index(int(np.nan_to_num(excess[step], nan=np.inf).argmax()), excess.shape[1:])
+        layer, head = int(at[0]), int(at[1])
+        where = (step, layer, head)
+        seen = self._engine
+        engine = _peak(
+            seen.maximum[where], seen.entropy[where], seen.top[where], _at(seen.rows[where], seen.top[where])
+        )
+        golden = _peak(self._maximum[where], self._entropy[where], self._top[where], self._probable[where])
+        return AttentionEvidence(step, layer, head, self.shifts, excess, engine, golden)
+
+
+def _at(rows: NDArray[np.float32], top: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Probabilities of the keys at distances `top`; NaN where rows tell only those of bins, or there is no key."""
+    found = np.take_along_axis(rows, np.clip(top, 0, rows.shape[-1] - 1), axis=-1)
+    return np.where((top >= 0) & (top < NEAR), found, np.nan).astype(np.float32)
+
+
+def _peak(maximum: np.float32, entropy: np.float32, top: NDArray[np.int32], probable: NDArray[np.float32]) -> Peak:
+    pairs = zip(top.tolist(), probable.tolist(), strict=True)
+    keys = tuple((distance, None if math.isnan(p) else p) for distance, p in pairs if distance >= 0)
+    return Peak(float(maximum), float(entropy), keys)

@@ -1,0 +1,122 @@
+"""A victim written down: the finding that records and reports hold."""
+
+from collections.abc import Sequence
+
+from kvfence.conformance.case import Case
+from kvfence.conformance.evidence import Evidence, Observation
+from kvfence.conformance.oracles.attention import AttentionEvidence, Peak
+from kvfence.prompts.groups import Layout
+from kvfence.prompts.prompt import Prompt
+from kvfence.reports.finding import AttentionRecord, Finding, Key, Spelling, Trace
+
+
+def finding(
+    case: Case,
+    observation: Observation,
+    evidence: Evidence,
+    expected: Sequence[int],
+    secrets: dict[str, str],
+    layout: Layout,
+    epsilon: float,
+) -> Finding:
+    """Write down one victim. `secrets` names the request of this case that a private word belongs to."""
+    prompt, completion, verification = observation.prompt, observation.completion, observation.verification
+    source = evidence.source
+    return Finding(
+        victim=prompt.name,
+        first_step=evidence.first_step,
+        oracles=evidence.oracles,
+        summary=_summary(prompt.name, evidence, case.id),
+        source=source.request if source else None,
+        source_case=source.case if source else None,
+        source_how=evidence.how.replace(f"{case.id}/", ""),
+        epsilon=epsilon,
+        spellings=tuple(
+            Spelling(run.owner.request, run.owner.case, run.steps[0], len(run.words), run.words)
+            for run in evidence.runs
+        ),
+        prompt=prompt.tokens,
+        prompt_text=layout.text(prompt.tokens),
+        trace=Trace(
+            tokens=completion.tokens,
+            texts=tuple(layout.texts(completion.tokens)),
+            expected_texts=tuple(layout.texts(expected)),
+            margins=verification.margins,
+            golden_logprobs=verification.logprobs,
+            logprobs=completion.logprobs or (),
+            owners=_owners(completion.tokens, prompt, evidence, secrets, layout),
+        ),
+        attention=_attention(evidence.attention, (*prompt.tokens, *completion.tokens), len(prompt.tokens), layout),
+    )
+
+
+def _attention(
+    moved: AttentionEvidence | None, tokens: Sequence[int], prompt: int, layout: Layout
+) -> AttentionRecord | None:
+    if moved is None:
+        return None
+    query = prompt - 1 + moved.step
+    return AttentionRecord(
+        first_step=moved.step,
+        layer=moved.layer,
+        head=moved.head,
+        shift=float(moved.shifts[moved.step, moved.layer, moved.head]),
+        shifts=tuple(moved.shifts.max(axis=(1, 2)).tolist()),
+        excess=tuple(moved.excess.max(axis=(1, 2)).tolist()),
+        map=tuple(map(tuple, moved.shifts[moved.step].tolist())),
+        engine_top=_keys(moved.engine, query, tokens, layout),
+        golden_top=_keys(moved.golden, query, tokens, layout),
+        engine_maximum=moved.engine.maximum,
+        golden_maximum=moved.golden.maximum,
+        engine_entropy=moved.engine.entropy,
+        golden_entropy=moved.golden.entropy,
+    )
+
+
+def _keys(peak: Peak, query: int, tokens: Sequence[int], layout: Layout) -> tuple[Key, ...]:
+    keys = []
+    for distance, probability in peak.top:
+        position = query - distance
+        token = tokens[position] if position >= 0 else None
+        keys.append(Key(position, token, "" if token is None else layout.texts([token])[0], probability))
+    return tuple(keys)
+
+
+def _owners(
+    tokens: Sequence[int], prompt: Prompt, evidence: Evidence, secrets: dict[str, str], layout: Layout
+) -> tuple[str | None, ...]:
+    """The request each output token belongs to: that of a spelling, else of this case whose private word it is."""
+    owners: list[str | None] = [None] * len(tokens)
+    for word, step in layout.words(tokens):
+        if word not in prompt.words:
+            owners[step] = secrets.get(word)
+    step = evidence.changed_step
+    if evidence.source and not evidence.runs and evidence.splices and step is not None:
+        owners[step] = evidence.source.request
+    for run in evidence.runs:
+        for step in run.steps:
+            owners[step] = run.owner.request
+    return tuple(owners)
+
+
+def _summary(victim: str, evidence: Evidence, case: str) -> str:
+    source, divergence = evidence.source, evidence.golden.divergence
+    where = f" of {source.case}" if source and source.case != case else ""
+    if evidence.runs:
+        best = max(evidence.runs, key=lambda run: len(run.words))
+        words = " ".join(best.words[:6]) + (" …" if len(best.words) > 6 else "")
+        whose = best.owner.request + (f" of {best.owner.case}" if best.owner.case != case else "")
+        return f"request {victim} answered with {len(best.words)} words of request {whose}: {words}"
+    if source and divergence and evidence.splices and source in {splice.owner for splice in evidence.splices}:
+        first = next(splice for splice in evidence.splices if splice.owner == source)
+        return f"request {victim} answered {first.word}, part {first.foreign} of request {source.request}{where}"
+    by = f", by the K/V of request {source.request}{where}" if source else ""
+    if divergence:
+        size = f"{divergence.size:.3g} {'logits' if divergence.by == 'margin' else 'nats'}"
+        return f"request {victim} left golden at output token {divergence.step} ({divergence.by} off by {size}){by}"
+    if moved := evidence.attention:
+        shift = moved.shifts[moved.step, moved.layer, moved.head]
+        where_moved = f"layer {moved.layer}, head {moved.head}, shift {shift:.3g}"
+        return f"request {victim} attends otherwise than golden from output token {moved.step} on ({where_moved}){by}"
+    breach = evidence.breaches[0]
+    return f"request {victim} {breach.told}".replace(f"{case}/", "")

@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import torch
+
+from kvfence.adapters.observation import Attention
+from kvfence.conformance import noise
+from kvfence.conformance.oracles.attention import FACTOR, Comparison, Thresholds
+from kvfence.reference_impl.attention import summarise
+
+N, LAYERS, HEADS, KEYS = 3, 2, 2, 6
+
+
+def distributions(seed=0):
+    """Probabilities [layers, heads, n, keys] of the last n queries."""
+    scores = torch.randn(LAYERS, HEADS, N, KEYS, generator=torch.Generator().manual_seed(seed))
+    at = torch.arange(KEYS - N, KEYS)
+    return scores.masked_fill(torch.arange(KEYS) > at[:, None], -torch.inf).softmax(-1), at
+
+
+def engine(p, at):
+    rows, maximum, entropy, top = (np.moveaxis(array, 2, 0) for array in summarise(p, at))
+    return Attention(rows, maximum, entropy, top)
+
+
+def compared(p, golden):
+    comparison = Comparison(engine(*p))
+    for layer in range(LAYERS):
+        comparison(layer, golden[layer])
+    return comparison
+
+
+LIMITS = Thresholds(np.full((LAYERS, HEADS), 0.01, np.float32))
+
+
+def test_equal_attention_has_not_moved():
+    p, at = distributions()
+    comparison = compared((p, at), p)
+    assert comparison.shifts.max() == 0
+    assert comparison.examine(LIMITS) is None
+
+
+def test_the_first_moved_step_and_there_the_layer_and_head_that_moved_most():
+    golden, at = distributions()
+    moved = golden.clone()
+    moved[0, 0, 1] += torch.tensor([0.02, -0.02, 0, 0, 0, 0])
+    moved[1, 1, 1] += torch.tensor([0.05, -0.05, 0, 0, 0, 0])
+    moved[0, 1, 2] += torch.tensor([0.2, -0.2, 0, 0, 0, 0])
+    evidence = compared((moved, at), golden).examine(LIMITS)
+    assert (evidence.step, evidence.layer, evidence.head) == (1, 1, 1)
+    assert evidence.shifts[1, 1, 1] == pytest.approx(0.05, abs=1e-6)
+    assert evidence.excess[2, 0, 1] == pytest.approx(20, abs=1e-3)
+    own = golden[1, 1, 1, : KEYS - 1]
+    assert evidence.golden.maximum == pytest.approx(float(own.max()))
+    assert [key for key, _ in evidence.golden.top] == (KEYS - 2 - own.topk(3).indices).tolist()
+    assert [p for _, p in evidence.golden.top] == pytest.approx(own.topk(3).values.tolist())
+
+
+def test_each_layer_and_head_has_its_own_threshold():
+    golden, at = distributions()
+    moved = golden.clone()
+    moved[1, 0, 0] += torch.tensor([0.05, -0.05, 0, 0, 0, 0])
+    limits = LIMITS.values.copy()
+    limits[1, 0] = 0.06
+    assert compared((moved, at), golden).examine(LIMITS).step == 0
+    assert compared((moved, at), golden).examine(Thresholds(limits)) is None
+
+
+def test_not_a_number_is_a_shift():
+    golden, at = distributions()
+    broken = golden.clone()
+    broken[1, 0, 2] = torch.nan
+    evidence = compared((broken, at), golden).examine(LIMITS)
+    assert (evidence.step, evidence.layer, evidence.head) == (2, 1, 0)
+
+
+def test_keys_that_golden_does_not_have_are_a_shift_of_their_whole_mass():
+    golden, at = distributions()
+    longer = torch.cat([torch.full((LAYERS, HEADS, N, 2), 0.15), 0.7 * golden], dim=-1)
+    comparison = compared((longer, at + 2), golden)
+    np.testing.assert_allclose(comparison.shifts, 0.3, atol=1e-6)
+    farthest = [max(key for key, _ in comparison.examine(LIMITS).engine.top)]
+    assert all(key < KEYS + 2 for key in farthest)
+
+
+def test_thresholds_are_four_times_the_noise_of_clean_runs_and_never_finer_than_a_probability_can_be_told():
+    clean = np.zeros((5, LAYERS, HEADS), np.float32)
+    clean[3, 0, 1] = 0.02
+    values = Thresholds.of(clean, resolution=0.001).values
+    assert values.ravel().tolist() == pytest.approx([0.001 * FACTOR, 0.02 * FACTOR, *[0.001 * FACTOR] * 2])
+
+
+def test_every_second_clean_run_is_held_against_the_thresholds_of_the_others():
+    quiet, loud = np.full((4, LAYERS, HEADS), 0.01, np.float32), np.full((4, LAYERS, HEADS), 0.05, np.float32)
+    thresholds, figures = noise.attention_noise([quiet, quiet, quiet, loud], resolution=1e-6)
+    assert thresholds.values.max() == pytest.approx(0.04)
+    assert figures == {
+        "attention_positions": 8,
+        "attention_max": pytest.approx(0.01),
+        "attention_held_out": pytest.approx(1.25),
+    }

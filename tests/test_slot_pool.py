@@ -1,0 +1,294 @@
+from itertools import pairwise
+
+import pytest
+import slot_pool
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+
+from kvfence.adapters.api import EngineConfig, EngineFaultError, EngineStartError, Request, UnsupportedConfigError
+from kvfence.adapters.observation import Action, Observed
+from kvfence.prompts import alphabet
+from kvfence.reference_impl.golden import Golden
+
+N = 24
+COMMON = tuple(range(100, 140))
+# Two that share 41 tokens, of which 32 are whole blocks; a stranger as long; one shorter than a block.
+FIRST = alphabet.prompt_tokens((*COMMON, *range(200, 208)))
+PARTNER = alphabet.prompt_tokens((*COMMON, *range(230, 240)), start=30)
+STRANGER = alphabet.prompt_tokens(range(400, 448))
+SHORT = alphabet.prompt_tokens(range(500, 510))
+PROMPTS = (FIRST, PARTNER, STRANGER, SHORT)
+
+
+def opened(folder, fault="none", **config):
+    config = {"max_concurrency": 4, **config}
+    return slot_pool.open_engine(str(folder.path), EngineConfig(engine_args={"fault": fault}, **config))
+
+
+def answers(engine, prompts, calls="batch", n=N):
+    requests = [Request(str(i), prompt, n) for i, prompt in enumerate(prompts)]
+    batches = [[request] for request in requests] if calls == "serial" else [requests]
+    return [completion for batch in batches for completion in engine.generate(batch)]
+
+
+def harmed(engine, prompts, calls="batch"):
+    completions = answers(engine, prompts, calls)
+    return [c.tokens != alphabet.answer(prompt, N) for c, prompt in zip(completions, prompts, strict=True)]
+
+
+def of(events, *actions):
+    return [event for event in events if event.action in actions]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("sharing", [False, True])
+def test_without_a_fault_every_mode_is_golden_on_the_canary(canary_folder, dtype, sharing):
+    engine = opened(canary_folder, dtype=dtype, sharing=sharing)
+    assert harmed(engine, PROMPTS) == [False] * 4
+    # Now slots are used and prefixes published.
+    assert harmed(engine, PROMPTS[::-1], "serial") == [False] * 4
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_logprobs_are_goldens_up_to_rounding(random_folder, sharing):
+    golden = Golden.load(random_folder.path)
+    for prompt, completion in zip(PROMPTS, answers(opened(random_folder, sharing=sharing), PROMPTS), strict=True):
+        expected = golden.verify(prompt, completion.tokens)
+        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+        assert expected.margins == pytest.approx([0] * N, abs=1e-3)
+        emitted = zip(completion.tokens, completion.logprobs, strict=True)
+        assert [best[0] for best in completion.top_logprobs] == list(emitted)
+        assert all(a[1] >= b[1] for best in completion.top_logprobs for a, b in pairwise(best))
+
+
+def test_a_model_with_learned_positions_and_no_grouped_heads(tmp_path):
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=600, n_positions=128)).save_pretrained(
+        tmp_path
+    )
+    golden = Golden.load(tmp_path)
+    engine = slot_pool.open_engine(str(tmp_path), EngineConfig(max_concurrency=2, sharing=True))
+    prompts = [tuple(range(40)), (*range(35), *range(50, 70))]
+    for prompt, completion in zip(prompts, answers(engine, prompts), strict=True):
+        expected = golden.verify(prompt, completion.tokens)
+        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+
+
+def test_sharing_takes_the_longest_whole_blocks_but_never_the_last_token(canary_folder):
+    assert [c.cached_tokens for c in answers(opened(canary_folder), PROMPTS, "serial")] == [0, 0, 0, 0]
+    for calls in ("serial", "batch"):
+        engine = opened(canary_folder, sharing=True)
+        assert [c.cached_tokens for c in answers(engine, PROMPTS, calls)] == [0, 32, 0, 0]
+        assert [c.cached_tokens for c in answers(engine, [FIRST, FIRST[:48], FIRST[:49]], calls, n=1)] == [48, 32, 48]
+
+
+def test_a_full_prefix_table_forgets(canary_folder):
+    engine = opened(canary_folder, sharing=True, pool_size=len(FIRST) + len(STRANGER))
+    assert [c.cached_tokens for c in answers(engine, [FIRST, STRANGER, FIRST], "serial")] == [0, 0, 48]
+    engine = opened(canary_folder, sharing=True, pool_size=len(FIRST) + len(STRANGER) - 1)
+    assert [c.cached_tokens for c in answers(engine, [FIRST, STRANGER, FIRST], "serial")] == [0, 0, 0]
+
+
+def test_more_requests_than_slots_wait(canary_folder):
+    engine = opened(canary_folder, max_concurrency=3, observe=("events",))
+    assert harmed(engine, PROMPTS) == [False] * 4
+    freed = of(engine.observe().events, Action.FREE)
+    assert [(event.request, event.slot) for event in freed] == [("0", 0), ("1", 1), ("2", 2), ("3", 0)]
+
+
+def test_reset_forgets_prefixes_and_lengths(canary_folder):
+    engine = opened(canary_folder, sharing=True)
+    hits = [answers(engine, [FIRST])[0].cached_tokens for _ in range(2)]
+    engine.reset_cache()
+    assert [*hits, answers(engine, [FIRST])[0].cached_tokens] == [0, 48, 0]
+    engine = opened(canary_folder, "length")
+    assert harmed(engine, [FIRST, PARTNER], "serial") == [False, True]
+    engine.reset_cache()
+    assert harmed(engine, [PARTNER]) == [False]
+
+
+def test_length_harms_the_next_request_on_a_slot_and_never_the_first(canary_folder):
+    prompts = (FIRST, PARTNER, SHORT)
+    assert harmed(opened(canary_folder), prompts, "serial") == [False, False, False]
+    assert harmed(opened(canary_folder, "length"), prompts, "serial") == [False, True, True]
+    # In a batch each has a slot of its own, where the next batch meets it.
+    other = alphabet.prompt_tokens((*COMMON, *range(260, 268)), start=35)
+    for fault, expected in (("none", False), ("length", True)):
+        engine = opened(canary_folder, fault)
+        assert harmed(engine, (FIRST, PARTNER, FIRST)) == [False, False, False]
+        assert harmed(engine, (PARTNER, other, PARTNER)) == [expected] * 3
+
+
+def test_a_slot_too_small_is_an_error_only_if_the_request_itself_does_not_fit(canary_folder, monkeypatch):
+    monkeypatch.setattr(slot_pool, "CAPACITY", len(PARTNER) + N - 1)
+    with pytest.raises(EngineFaultError, match=r"^request 0 needs 77 tokens; a slot has 76$"):
+        answers(opened(canary_folder), [PARTNER], n=N + 1)
+    assert len(PARTNER) + N - 1 == 76
+    # What a stale length leaves no room for begins anew, and so is right.
+    assert harmed(opened(canary_folder, "length"), [FIRST, PARTNER, STRANGER], "serial") == [False, False, False]
+
+
+@pytest.mark.parametrize("calls", ["serial", "batch"])
+def test_collision_harms_those_whose_prefix_is_not_the_published_one(canary_folder, calls):
+    same = alphabet.prompt_tokens((*COMMON, *range(200, 208)), start=5)
+    prompts = (FIRST, same, STRANGER, SHORT)
+    assert harmed(opened(canary_folder, "collision", sharing=True), prompts, calls) == [False, False, True, False]
+    assert harmed(opened(canary_folder, "collision"), prompts, calls) == [False, False, False, False]
+    assert harmed(opened(canary_folder, sharing=True), prompts, calls) == [False, False, False, False]
+
+
+def test_writers_harm_in_a_batch_and_never_one_by_one(canary_folder):
+    equal = alphabet.prompt_tokens(range(600, 648))
+    longer = alphabet.prompt_tokens(range(600, 660), start=40)
+    # Of two as long, the one that writes last reads its own; a longer one loses its end to the shorter one's output.
+    for prompts, expected in (
+        ([STRANGER, equal, SHORT], [True, False, False]),
+        ([STRANGER, longer, SHORT], [True, True, False]),
+    ):
+        engine = opened(canary_folder, "writers")
+        assert harmed(engine, prompts, "serial") == [False, False, False]
+        assert harmed(engine, prompts) == expected
+        assert harmed(engine, prompts, "serial") == [False, False, False]
+        assert harmed(opened(canary_folder), prompts) == [False, False, False]
+
+
+@pytest.mark.parametrize("fault", slot_pool.FAULTS)
+def test_observing_changes_nothing_and_is_only_done_when_asked(random_folder, fault):
+    plain = opened(random_folder, fault, sharing=True)
+    watched = opened(random_folder, fault, sharing=True, observe=("attention", "events", "kv"))
+    for _ in range(2):
+        assert answers(watched, PROMPTS, n=3) == answers(plain, PROMPTS, n=3)
+    assert plain.observe() == Observed()
+    seen = watched.observe()
+    assert set(seen.attention) == {"0", "1", "2", "3"}
+    assert seen.events
+    assert watched.observe() == Observed()
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_events_without_a_fault_tell_the_life_of_every_slot(canary_folder, sharing):
+    engine = opened(canary_folder, sharing=sharing, observe=("events",))
+    answers(engine, PROMPTS)
+    events = engine.observe().events
+    assert [event.step for event in events] == sorted(event.step for event in events)
+    writes = of(events, Action.WRITE)
+    assert all(event.start == event.position for event in writes)
+    for i, prompt in enumerate(PROMPTS):
+        own = [event for event in writes if event.request == str(i)]
+        assert {event.slot for event in own} == {i}
+        assert own[0].position == 0
+        assert all(a.start + a.length == b.start for a, b in pairwise(own))
+        assert own[-1].start + own[-1].length == len(prompt) + N - 1
+    assert [(e.request, e.slot, e.length) for e in of(events, Action.FREE)] == [
+        (str(i), i, len(prompt) + N - 1) for i, prompt in enumerate(PROMPTS)
+    ]
+    # The requests take turns, and the last step is the last pass.
+    assert [event.request for event in writes if event.length == 1][:8] == ["0", "1", "2", "3"] * 2
+    assert events[-1].step == 4 * N
+
+
+@pytest.mark.parametrize("fault", ["none", "collision"])
+def test_a_reused_key_was_published_for_the_same_tokens_unless_keys_collide(canary_folder, fault):
+    engine = opened(canary_folder, fault, sharing=True, observe=("events",))
+    answers(engine, PROMPTS)
+    events = engine.observe().events
+    published = {(event.slot, event.key): event for event in of(events, Action.PUBLISH)}
+    assert min(event.slot for event in published.values()) == 4
+    assert len({event.slot for event in published.values()}) == len(published)
+    assert len({event.key for event in published.values()}) == len(published)
+    same = {}
+    for event in of(events, Action.REUSE):
+        origin = published[event.slot, event.key]
+        assert origin.length == event.length
+        a, b = (PROMPTS[int(e.request)][: event.length] for e in (origin, event))
+        same[event.request] = a == b
+    assert same == ({"1": True} if fault == "none" else {"1": False, "2": False})
+
+
+def test_events_of_length_begin_behind_what_the_slot_held(canary_folder):
+    begins = {}
+    for fault in ("none", "length"):
+        engine = opened(canary_folder, fault, observe=("events",))
+        answers(engine, PROMPTS, "serial")
+        writes = of(engine.observe().events, Action.WRITE)
+        assert {event.slot for event in writes} == {0}
+        begins[fault] = [event.start for event in writes if event.position == 0]
+    stored = [len(prompt) + N - 1 for prompt in PROMPTS]
+    assert begins == {"none": [0, 0, 0, 0], "length": [sum(stored[:i]) for i in range(4)]}
+
+
+@pytest.mark.parametrize(("fault", "calls", "expected"), [
+    ("none", "batch", set()),
+    ("writers", "serial", set()),
+    # What 2 writes after 3 came is all behind the little that 3 ever has.
+    ("writers", "batch", {("0", "1"), ("1", "0"), ("3", "2")}),
+])  # fmt: skip
+def test_events_of_writers_overlap_while_both_are_alive(canary_folder, fault, calls, expected):
+    engine = opened(canary_folder, fault, observe=("events",))
+    answers(engine, PROMPTS, calls)
+    held, overwrote = {}, set()
+    for event in engine.observe().events:
+        offsets = set(range(event.start, event.start + event.length))
+        if event.action is Action.WRITE:
+            overwrote |= {(event.request, r) for (s, r), o in held.items() if s == event.slot and o & offsets}
+            held.setdefault((event.slot, event.request), set()).update(offsets)
+        elif event.action is Action.FREE:
+            del held[event.slot, event.request]
+    assert {pair for pair in overwrote if pair[0] != pair[1]} == expected
+    assert not held
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_attention_is_that_of_an_eager_forward(random_folder, sharing):
+    eager = AutoModelForCausalLM.from_pretrained(random_folder.path, attn_implementation="eager").eval()
+    engine = opened(random_folder, sharing=sharing, observe=("attention",))
+    completions = answers(engine, PROMPTS, n=4)
+    seen = engine.observe().attention
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        ids = torch.tensor([[*prompt, *completion.tokens[:-1]]])
+        with torch.inference_mode():
+            layers = torch.cat(eager(input_ids=ids, output_attentions=True).attentions)  # [layers, heads, T, T]
+        attention = seen[completion.id]
+        assert attention.rows.shape == (4, 6, 8, ids.shape[1])
+        for step in range(4):
+            query = len(prompt) - 1 + step
+            # Keys are told by distance: the query itself first.
+            expected = layers[:, :, query, : query + 1].flip(-1)
+            assert torch.allclose(torch.tensor(attention.rows[step, :, :, : query + 1]), expected, atol=1e-5)
+            assert not attention.rows[step, :, :, query + 1 :].any()
+            assert torch.allclose(torch.tensor(attention.maximum[step]), expected.amax(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["none", "length"])
+def test_attention_goes_to_keys_older_than_the_request_only_behind_a_stale_length(random_folder, fault):
+    engine = opened(random_folder, fault, observe=("attention",))
+    answers(engine, [FIRST, STRANGER], "serial", n=4)
+    seen = engine.observe().attention
+    for id, prompt in (("0", FIRST), ("1", STRANGER)):
+        # A query has as many own keys as there are tokens up to it; what is farther is not its own.
+        foreign = [seen[id].rows[step, :, :, len(prompt) + step :].sum(-1) for step in range(4)]
+        assert all((mass > 0).all() == (fault == "length" and id == "1") for mass in foreign)
+        assert all((mass > 0).any() == (fault == "length" and id == "1") for mass in foreign)
+
+
+def test_what_cannot_be_opened(canary_folder, tmp_path):
+    for argument, message in (
+        ({"fault": "lenght"}, "^slot_pool has no fault lenght; it has none, length, collision, writers$"),
+        ({"fautl": "length"}, "^slot_pool has no engine argument fautl; it has fault$"),
+    ):
+        with pytest.raises(EngineStartError, match=message):
+            slot_pool.open_engine(str(canary_folder.path), EngineConfig(engine_args=argument))
+    with pytest.raises(UnsupportedConfigError, match="no dtype int8; it has float32"):
+        opened(canary_folder, dtype="int8")
+    with pytest.raises(EngineStartError, match=r"cannot load .* as a causal LM"):
+        slot_pool.open_engine(str(tmp_path), EngineConfig())
+
+
+def test_a_model_with_a_sliding_window_is_refused(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for window in (None, 8):
+        config = MistralConfig(vocab_size=64, num_key_value_heads=1, sliding_window=window, **sizes)
+        MistralForCausalLM(config).save_pretrained(tmp_path / str(window))
+    assert len(answers(slot_pool.open_engine(str(tmp_path / "None"), EngineConfig()), [(1, 2, 3)])[0].tokens) == N
+    with pytest.raises(UnsupportedConfigError, match="sliding window"):
+        slot_pool.open_engine(str(tmp_path / "8"), EngineConfig())
