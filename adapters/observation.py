@@ -4,13 +4,16 @@ All of it is optional, asked for by name (`EngineConfig.observe`) and collected 
 change what the engine computes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the contract is read by what must start fast
+    import numpy as np
+    from numpy.typing import NDArray
 
 TOP = 3  # keys of largest attention that are kept for showing
 
@@ -74,6 +77,8 @@ def join(steps: list[tuple[NDArray[Any], ...]]) -> Attention:
 
     Later steps see more keys; shorter rows are filled up with zeros.
     """
+    import numpy as np
+
     rows, maximum, entropy, top = zip(*steps, strict=True)
     bins = max(row.shape[-1] for row in rows)
     filled = [np.pad(row, ((0, 0), (0, 0), (0, bins - row.shape[-1]))) for row in rows]

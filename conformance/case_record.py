@@ -41,6 +41,7 @@ def case_record(settings: Settings, judged: Judged) -> CaseRecord:
         requests=tuple(map(_request, judged.observations, judged.evidence, judged.baselines)),
         findings=ruling.findings,
         log=_log(judged) if ruling.outcome is Outcome.VIOLATES else (),
+        log_left_out=max(0, len(driven.events) - LOG_LINES) if ruling.outcome is Outcome.VIOLATES else 0,
         telltales=judged.telltales,
     )
 

@@ -151,7 +151,8 @@ class Driver:
         n = n or self._settings.plan.max_tokens
         requests = [(prompt, Request(f"{case.id}/{prompt.name}", prompt.tokens, n)) for prompt in prompts]
         alone = one_by_one or case.mode == "serial" or case.company == "alone"
-        answers, events = [], []
+        answers: list[Answer] = []
+        events: list[CacheEvent] = []
         for call in [[request] for request in requests] if alone else [requests]:
             answered, seen = self._call(call)
             answers += answered

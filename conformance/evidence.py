@@ -54,10 +54,10 @@ class Evidence:
 
     @property
     def first_step(self) -> int:
-        """First output step at which anything was wrong, for a victim."""
-        steps = [self.changed_step] if self.changed_step is not None else []
-        steps += [self.attention.step] if self.attention else []
-        return min(steps, default=0)
+        """First output position that is wrong, else the step at which attention moved, else 0; for a victim."""
+        if self.changed_step is not None:
+            return self.changed_step
+        return self.attention.step if self.attention else 0
 
     @property
     def source(self) -> Owner | None:

@@ -121,6 +121,7 @@ def attention_noise(shifts: list[Shifts], resolution: float) -> tuple[Thresholds
         "attention_positions": len(kept),
         "attention_max": float(kept.max()),
         "attention_held_out": excess,
+        "attention_judged": float(kept.max()) <= ATTENTION_LIMIT and excess <= 1,
     }
 
 

@@ -10,7 +10,8 @@ from rich.text import Text
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.suite import Suite, new_run
-from kvfence.reports import html, junit
+from kvfence.reports import groups, html, junit
+from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import CaseRecord, read
 from kvfence.reports.text import shown
@@ -43,10 +44,10 @@ def follow(settings: Settings) -> int:
 def write_reports(folder: Path, run: str | None = None) -> list[Path]:
     """Make every report of a run from its records. Raises RecordError."""
     recorded = read(folder, run)
-    files = [folder / "report.html", folder / "junit.xml"]
-    html.write(recorded, files[0])
-    junit.write(recorded, files[1])
-    return files
+    renders = {"report.html": html.render, "junit.xml": junit.render, "groups.md": groups.markdown}
+    for name, render in renders.items():
+        write(render(recorded), folder / name)
+    return [folder / name for name in renders]
 
 
 def _progress() -> Progress:

@@ -90,9 +90,8 @@ def _owners(
     for word, step in layout.words(tokens):
         if word not in prompt.words:
             owners[step] = secrets.get(word)
-    step = evidence.changed_step
-    if evidence.source and not evidence.runs and evidence.splices and step is not None:
-        owners[step] = evidence.source.request
+    if evidence.source and not evidence.runs and evidence.splices:
+        owners[evidence.first_step] = evidence.source.request
     for run in evidence.runs:
         for step in run.steps:
             owners[step] = run.owner.request

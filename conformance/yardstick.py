@@ -63,9 +63,8 @@ class Yardstick:
 
     def thresholds(self, case: Case) -> Thresholds | None:
         """What noise may do to attention in a prepared case; None where it was not observed, or was not bounded."""
-        record = self._calibrated[self._key(case)]
-        usable = record.attention_max <= noise.ATTENTION_LIMIT and record.attention_held_out <= 1
-        return self._thresholds.get(self._key(case)) if usable else None
+        judged = self._calibrated[self._key(case)].attention_judged
+        return self._thresholds[self._key(case)] if judged else None
 
     def _load(self, dtype: str | None = None) -> Future[Golden]:
         return self._loader.submit(Golden.load, self._plan.model.path, dtype or self._dtype, self._settings.device)

@@ -100,7 +100,8 @@ def summarise(probabilities: Tensor, at: Tensor) -> tuple[NDArray[Any], ...]:
     seen = index >= 0
     back = probabilities.gather(-1, index.clamp(min=0).expand_as(probabilities)) * seen
     far = back[..., NEAR:]
-    far = torch.nn.functional.pad(far, (0, -far.shape[-1] % FAR)).unflatten(-1, (-1, FAR)).sum(-1)
+    far = torch.nn.functional.pad(far, (0, -far.shape[-1] % FAR))
+    far = far.reshape(*far.shape[:-1], -1, FAR).sum(-1)
     rows = torch.cat([back[..., :NEAR], far], dim=-1)
     entropy = -torch.xlogy(back, back).sum(-1)
     values, top = torch.nn.functional.pad(back, (0, TOP)).topk(TOP, dim=-1)

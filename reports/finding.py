@@ -90,7 +90,7 @@ class Finding:
     """One victim of one case, with the evidence against it."""
 
     victim: str
-    first_step: int  # 0-based output position
+    first_step: int  # first wrong output position, 0-based; where the output is right, the step attention moved at
     oracles: tuple[str, ...]
     summary: str
     source: str | None  # request that leaked; None = not attributed

@@ -135,7 +135,7 @@ def _judged(noise: Sequence[dict[str, Any]], case: dict[str, Any]) -> bool:
     longest = max((request["prompt_tokens"] + len(request["output"]) for request in case["requests"]), default=0)
     records = sorted((each for each in noise if each["dtype"] == case["dtype"]), key=lambda each: each["bucket"])
     record = next((each for each in records if longest <= each["bucket"]), records[-1] if records else None)
-    return record is not None and record["attention_positions"] > 0 and record["attention_held_out"] <= 1
+    return record is not None and bool(record["attention_judged"])
 
 
 def _known(requests: Iterable[dict[str, Any]], name: str) -> list[Any]:

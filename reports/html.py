@@ -4,16 +4,14 @@ import base64
 import hashlib
 import json
 import math
-import os
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kvfence.reports.matrix import MARKS
-from kvfence.reports.records import RecordError, Run
+from kvfence.reports.records import Run
 from kvfence.reports.text import anchor, count, duration, number, shown, token
 from kvfence.reports.view import view
 
@@ -27,19 +25,6 @@ def render(run: Run) -> str:
     )
     template = _environment().get_template("report.html.jinja")
     return template.render(view=view(run), style=style, script=script, policy=policy, records=_records(run))
-
-
-def write(run: Run, file: Path) -> None:
-    """Write the report whole or not at all; raises RecordError where that is impossible."""
-    text = render(run).encode()
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(text)
-        part.replace(file)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RecordError(f"cannot write report {file}: {error.strerror}") from error
 
 
 def _environment() -> Environment:

@@ -1,7 +1,6 @@
 """JUnit XML of a run, with what CI systems cannot show otherwise as properties."""
 
 import re
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -25,8 +24,8 @@ def properties(case: dict[str, Any]) -> dict[str, str]:
     return {f"kvfence.{name}": str(case[name]) for name in names}
 
 
-def write(run: Run, file: Path) -> None:
-    """Write a run as JUnit XML: violations fail, undecided cases are errors, unobservable ones are skipped."""
+def render(run: Run) -> str:
+    """A run as JUnit XML: violations fail, undecided cases are errors, unobservable ones are skipped."""
     elements = [_ELEMENT.get(outcome) for outcome in run.outcomes]
     suite = ET.Element(
         "testsuite",
@@ -42,7 +41,7 @@ def write(run: Run, file: Path) -> None:
     root = ET.Element("testsuites")
     root.append(suite)
     ET.indent(root)
-    ET.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
 def _test(case: dict[str, Any], engine: str) -> ET.Element:

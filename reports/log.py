@@ -35,7 +35,7 @@ def log(case: dict[str, Any], finding: dict[str, Any]) -> Log | None:
         return None
     lines = [(line, _role(case, finding, line["request"])) for line in case["log"]]
     kept = sorted(sorted(range(len(lines)), key=lambda i: (not lines[i][1], i))[:LINES])
-    return Log(told, tuple(lines[i] for i in kept), len(lines) - len(kept))
+    return Log(told, tuple(lines[i] for i in kept), len(lines) - len(kept) + case["log_left_out"])
 
 
 def _told(case: dict[str, Any], telltale: dict[str, Any]) -> Told:

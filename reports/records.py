@@ -67,6 +67,7 @@ class NoiseRecord:
     attention_positions: int = 0  # steps of clean solo runs whose attention was compared with golden's; 0 = none
     attention_max: float = 0.0  # largest total variation there
     attention_held_out: float = 0.0  # largest excess over the thresholds, at as many steps held out
+    attention_judged: bool = False  # whether these bound the noise, so that attention can be said to move
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class CaseRecord:
     requests: tuple[RequestRecord, ...] = ()
     findings: tuple[Finding, ...] = ()
     log: tuple[LogLine, ...] = ()  # of a case that violates, where the engine lets its cache be observed
+    log_left_out: int = 0  # lines beyond those that are recorded
     telltales: tuple[Telltale, ...] = ()
 
 

@@ -83,6 +83,7 @@ def noise(dtype: str = "float32") -> NoiseRecord:
         attention_positions=512 if dtype == "float32" else 0,
         attention_max=3.7e-6 if dtype == "float32" else 0.0,
         attention_held_out=0.31 if dtype == "float32" else 0.0,
+        attention_judged=dtype == "float32",
     )
 
 

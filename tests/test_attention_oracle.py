@@ -97,4 +97,11 @@ def test_every_second_clean_run_is_held_against_the_thresholds_of_the_others():
         "attention_positions": 8,
         "attention_max": pytest.approx(0.01),
         "attention_held_out": pytest.approx(1.25),
+        "attention_judged": False,
     }
+
+
+@pytest.mark.parametrize(("clean", "judged"), [(0.2, True), (0.3, False)])
+def test_solo_runs_that_are_not_clean_are_not_taken_for_noise(clean, judged):
+    shifts = [np.full((4, LAYERS, HEADS), clean, np.float32)] * 2
+    assert noise.attention_noise(shifts, resolution=1e-6)[1]["attention_judged"] is judged

@@ -87,7 +87,7 @@ def test_a_conforming_run_leaves_its_reports(kvfence, tmp_path):
 
 
 def test_a_broken_engine_is_red_and_the_source_named(kvfence, tmp_path):
-    args = ["run", "--engine", "toy_engine:open_engine", "--engine-arg", "fault=shared-slot"]
+    args = ["run", "--engine", "slot_pool:open_engine", "--engine-arg", "fault=length"]
     done = kvfence(*args, "--case", "serial-canary-block+1-partner-c2-float32", expect=1)
     assert "violates serial-canary-block+1-partner-c2-float32" in done.stdout
     assert "    request B0 answered " in done.stdout

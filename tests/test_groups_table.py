@@ -73,12 +73,10 @@ def test_what_is_known_of_no_request_is_said() -> None:
         ([samples.noise()], "not moved"),
         ([], "not judged"),
         ([samples.noise("bfloat16")], "not judged"),
-        ([replace(samples.noise(), attention_positions=0)], "not judged"),
-        ([replace(samples.noise(), attention_held_out=1.5)], "not judged"),
-        ([replace(samples.noise(), attention_held_out=math.nan)], "not judged"),
+        ([replace(samples.noise(), attention_judged=False)], "not judged"),
         # The longest sequence is of 97 + 32 tokens: it is the second that speaks for it.
-        ([replace(samples.noise(), bucket=128, attention_held_out=1.5), samples.noise()], "not moved"),
-        ([replace(samples.noise(), bucket=128), replace(samples.noise(), attention_held_out=1.5)], "not judged"),
+        ([replace(samples.noise(), bucket=128, attention_judged=False), samples.noise()], "not moved"),
+        ([replace(samples.noise(), bucket=128), replace(samples.noise(), attention_judged=False)], "not judged"),
         ([replace(samples.noise(), bucket=64)], "not moved"),
     ],
 )

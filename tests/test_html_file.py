@@ -8,6 +8,7 @@ import samples
 from page import Page, embedded, page
 
 from kvfence.reports import html
+from kvfence.reports.file import write
 from kvfence.reports.records import Record, RecordError, Run
 
 OWN_SCRIPT_LIMIT = 12_000
@@ -53,8 +54,8 @@ def test_same_records_same_report() -> None:
 
 def test_write_replaces_the_file_whole(tmp_path: Path) -> None:
     file = tmp_path / "new" / "report.html"
-    html.write(samples.as_run(samples.conforming()), file)
-    html.write(samples.as_run(samples.violating()), file)
+    write(html.render(samples.as_run(samples.conforming())), file)
+    write(html.render(samples.as_run(samples.violating())), file)
     assert file.read_text("utf-8") == html.render(samples.as_run(samples.violating()))
     assert [each.name for each in file.parent.iterdir()] == ["report.html"]
 
@@ -68,6 +69,6 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(RecordError, match=r"report\.html: No space left"):
-        html.write(samples.as_run(samples.conforming()), file)
+        write(html.render(samples.as_run(samples.conforming())), file)
     assert file.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1

@@ -48,12 +48,12 @@ def test_an_undecided_case_is_an_error_not_a_failure(suite):
 
 
 def test_a_violation_fails_and_names_the_source(suite):
-    engine = ["--kvfence-engine", "toy_engine:open_engine", "--kvfence-engine-arg", "fault=shared-slot"]
+    engine = ["--kvfence-engine", "slot_pool:open_engine", "--kvfence-engine-arg", "fault=length"]
     out = suite(*engine, *case("serial"), expect=1)
     assert "1 failed" in out
     assert "request B0 answered " in out
     assert "of request A0" in out
-    assert "reproduce: kvfence run --engine toy_engine:open_engine" in out
+    assert "reproduce: kvfence run --engine slot_pool:open_engine" in out
 
 
 def test_two_workers_come_to_the_same(suite, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import samples
 
 from kvfence.reports import html
+from kvfence.reports.file import write
 from kvfence.reports.records import Record
 from kvfence.reports.text import anchor
 
@@ -49,7 +50,7 @@ class Opened:
         page.on("dialog", self._dismiss)
         page.on("request", lambda request: self.requests.append(request.url))
         file = folder / "report.html"
-        html.write(samples.as_run(lines), file)
+        write(html.render(samples.as_run(lines)), file)
         page.goto(file.as_uri() + fragment)
 
     def _dismiss(self, dialog: "Dialog") -> None:

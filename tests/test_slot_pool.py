@@ -89,6 +89,13 @@ def test_a_full_prefix_table_forgets(canary_folder):
     assert [c.cached_tokens for c in answers(engine, [FIRST, STRANGER, FIRST], "serial")] == [0, 0, 0]
 
 
+def test_a_slot_in_use_is_not_handed_out(canary_folder):
+    pool = opened(canary_folder)._pool
+    assert [pool.acquire(2), pool.acquire(1)] == [[0, 1], [2]]
+    pool.release(1)
+    assert pool.acquire(2) == [1, 3]
+
+
 def test_more_requests_than_slots_wait(canary_folder):
     engine = opened(canary_folder, max_concurrency=3, observe=("events",))
     assert harmed(engine, PROMPTS) == [False] * 4
@@ -101,10 +108,20 @@ def test_reset_forgets_prefixes_and_lengths(canary_folder):
     hits = [answers(engine, [FIRST])[0].cached_tokens for _ in range(2)]
     engine.reset_cache()
     assert [*hits, answers(engine, [FIRST])[0].cached_tokens] == [0, 48, 0]
-    engine = opened(canary_folder, "length")
-    assert harmed(engine, [FIRST, PARTNER], "serial") == [False, True]
-    engine.reset_cache()
-    assert harmed(engine, [PARTNER]) == [False]
+    for reset in (False, True):
+        engine = opened(canary_folder, "length")
+        assert harmed(engine, [FIRST]) == [False]
+        if reset:
+            engine.reset_cache()
+        assert harmed(engine, [PARTNER]) == [not reset]
+
+
+def test_a_prefix_outlives_what_later_requests_write_to_its_publishers_slot(canary_folder):
+    engine = opened(canary_folder, sharing=True, observe=("events",))
+    assert harmed(engine, [FIRST, STRANGER, FIRST], "serial") == [False] * 3
+    events = engine.observe().events
+    assert {event.slot for event in of(events, Action.WRITE)} == {0}
+    assert [(event.request, event.length) for event in of(events, Action.REUSE)] == [("2", 48)]
 
 
 def test_length_harms_the_next_request_on_a_slot_and_never_the_first(canary_folder):
@@ -141,10 +158,8 @@ def test_writers_harm_in_a_batch_and_never_one_by_one(canary_folder):
     equal = alphabet.prompt_tokens(range(600, 648))
     longer = alphabet.prompt_tokens(range(600, 660), start=40)
     # Of two as long, the one that writes last reads its own; a longer one loses its end to the shorter one's output.
-    for prompts, expected in (
-        ([STRANGER, equal, SHORT], [True, False, False]),
-        ([STRANGER, longer, SHORT], [True, True, False]),
-    ):
+    for second, too in ((equal, False), (longer, True)):
+        prompts, expected = [STRANGER, second, SHORT], [True, too, False]
         engine = opened(canary_folder, "writers")
         assert harmed(engine, prompts, "serial") == [False, False, False]
         assert harmed(engine, prompts) == expected
@@ -193,9 +208,10 @@ def test_a_reused_key_was_published_for_the_same_tokens_unless_keys_collide(cana
     answers(engine, PROMPTS)
     events = engine.observe().events
     published = {(event.slot, event.key): event for event in of(events, Action.PUBLISH)}
-    assert min(event.slot for event in published.values()) == 4
-    assert len({event.slot for event in published.values()}) == len(published)
-    assert len({event.key for event in published.values()}) == len(published)
+    slots, keys = zip(*published, strict=True)
+    assert min(slots) == 4
+    assert len(set(slots)) == len(set(keys)) == len(published)
+    assert max(map(len, keys)) <= slot_pool.LINE
     same = {}
     for event in of(events, Action.REUSE):
         origin = published[event.slot, event.key]
@@ -267,17 +283,14 @@ def test_attention_goes_to_keys_older_than_the_request_only_behind_a_stale_lengt
     for id, prompt in (("0", FIRST), ("1", STRANGER)):
         # A query has as many own keys as there are tokens up to it; what is farther is not its own.
         foreign = [seen[id].rows[step, :, :, len(prompt) + step :].sum(-1) for step in range(4)]
-        assert all((mass > 0).all() == (fault == "length" and id == "1") for mass in foreign)
-        assert all((mass > 0).any() == (fault == "length" and id == "1") for mass in foreign)
+        assert {bool(there) for mass in foreign for there in (mass > 0).flat} == {fault == "length" and id == "1"}
 
 
 def test_what_cannot_be_opened(canary_folder, tmp_path):
-    for argument, message in (
-        ({"fault": "lenght"}, "^slot_pool has no fault lenght; it has none, length, collision, writers$"),
-        ({"fautl": "length"}, "^slot_pool has no engine argument fautl; it has fault$"),
-    ):
-        with pytest.raises(EngineStartError, match=message):
-            slot_pool.open_engine(str(canary_folder.path), EngineConfig(engine_args=argument))
+    with pytest.raises(EngineStartError, match=r"^slot_pool has no fault x; it has none, length, collision, writers$"):
+        opened(canary_folder, "x")
+    with pytest.raises(EngineStartError, match=r"^slot_pool has no engine argument fautl; it has fault$"):
+        slot_pool.open_engine(str(canary_folder.path), EngineConfig(engine_args={"fautl": "length"}))
     with pytest.raises(UnsupportedConfigError, match="no dtype int8; it has float32"):
         opened(canary_folder, dtype="int8")
     with pytest.raises(EngineStartError, match=r"cannot load .* as a causal LM"):

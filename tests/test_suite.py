@@ -11,8 +11,8 @@ from kvfence.conformance.suite import Suite
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import read
 
-TOY, ROGUE = "toy_engine:open_engine", "rogue_engine:open_engine"
-BROKEN = {"fault": "shared-slot"}
+POOL, ROGUE = "slot_pool:open_engine", "rogue_engine:open_engine"
+BROKEN = {"fault": "length"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,14 @@ def only(records):
     return record
 
 
-def test_the_toy_without_its_fault_conforms(tmp_path):
-    records = run(tmp_path, TOY, "*-block+1-*-c2-float32", engine_args={"fault": "none"})
-    outcomes = {id: record.outcome for id, record in records.items()}
-    assert {o for id, o in outcomes.items() if not id.startswith("shared")} == {Outcome.CONFORMS}
-    assert {o for id, o in outcomes.items() if id.startswith("shared")} == {Outcome.NOT_APPLICABLE}
+def test_the_slot_pool_without_a_fault_conforms(tmp_path):
+    records = run(tmp_path, POOL, "*-block+1-*-c2-float32", engine_args={"fault": "none"})
+    assert {id: record.reason for id, record in records.items() if record.outcome is not Outcome.CONFORMS} == {}
+    assert len(records) == 6
 
 
 def test_a_slot_whose_length_is_not_reset_leaks_the_request_before(tmp_path):
-    record = only(run(tmp_path, TOY, "serial-canary-block+1-partner-c2-float32", engine_args=BROKEN))
+    record = only(run(tmp_path, POOL, "serial-canary-block+1-partner-c2-float32", engine_args=BROKEN))
     assert record.outcome is Outcome.VIOLATES
     # A0 came first and found the slot empty.
     (finding,) = record.findings
@@ -65,24 +64,24 @@ def test_a_slot_whose_length_is_not_reset_leaks_the_request_before(tmp_path):
     assert trace.owners[16] == "A0"
 
 
-def test_two_requests_on_one_slot_leak_into_each_other(tmp_path):
-    record = only(run(tmp_path, TOY, "independent-canary-block+1-partner-c2-float32", engine_args=BROKEN))
-    findings = {finding.victim: finding for finding in record.findings}
-    assert findings.keys() == {"A0", "B0"}
-    assert findings["A0"].source == "B0"
+def test_of_two_requests_on_one_slot_the_first_answers_with_the_words_of_the_other(tmp_path):
+    case = "independent-canary-block+1-partner-c2-float32"
+    record = only(run(tmp_path, POOL, case, engine_args={"fault": "writers"}))
+    (finding,) = record.findings
+    assert (finding.victim, finding.source) == ("A0", "B0")
     secret = next(request.secret for request in record.requests if request.request == "B0")
-    assert " ".join(findings["A0"].spellings[0].words).startswith(secret)
+    assert " ".join(finding.spellings[0].words).startswith(secret)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_logprob_gives_a_leak_away_in_any_dtype(tmp_path, dtype):
-    record = only(run(tmp_path, TOY, f"serial-canary-block+1-partner-c2-{dtype}", engine_args=BROKEN))
+    record = only(run(tmp_path, POOL, f"serial-canary-block+1-partner-c2-{dtype}", engine_args=BROKEN))
     assert [(finding.victim, finding.first_step) for finding in record.findings] == [("B0", 16)]
 
 
 def test_a_leak_from_an_earlier_case_names_that_case_and_how_to_repeat_both(tmp_path):
     first, second = "serial-canary-system-prompt-partner-c2-float32", "serial-canary-system-prompt-stranger-c2-float32"
-    record = run(tmp_path, TOY, first, second, engine_args=BROKEN)[second]
+    record = run(tmp_path, POOL, first, second, engine_args=BROKEN)[second]
     assert first in {finding.source_case for finding in record.findings}
     assert f"--case {first} --case {second}" in record.reproduce
 
