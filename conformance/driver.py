@@ -91,12 +91,12 @@ class Driver:
             # The case is named already; without it, equal reasons of many cases read as one.
             return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error).replace(f"{case.id}/", ""))
 
-    def serialised(self, case: Case) -> Driven:
-        """Run a case's requests once more, one at a time, on a fresh engine: as under a global lock."""
+    def again(self, case: Case, one_by_one: bool) -> Driven:
+        """Run a case's requests once more, on a fresh engine; one at a time is as under a global lock."""
         try:
             self._known = info = self._host.restart()
             self._ledger = Ledger()
-            return self._run(case, info, one_by_one=True)
+            return self._run(case, info, one_by_one)
         except AdapterError as error:
             return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error))
 

@@ -68,7 +68,8 @@ class Suite:
         judged = self._trial.judge(self._drive(case))
         together = case.mode != "serial" and case.requests > 1 and case.company != "alone"
         if self.settings.plan.serialise and together and judged.ruling.outcome is Outcome.VIOLATES:
-            judged = self._trial.locked(judged, self._driver.serialised(case))
+            together, alone = (self._driver.again(case, one_by_one) for one_by_one in (False, True))
+            judged = self._trial.locked(judged, together, alone)
         return self._record(judged)
 
     def run_all(self, cases: Iterable[Case]) -> Iterator[CaseRecord]:

@@ -74,24 +74,30 @@ class Trial:
         telltales = _telltales(driven, evidence) if ruling.findings else ()
         return Judged(driven, ruling, observations, evidence, baselines, telltales, time.monotonic() - begun)
 
-    def locked(self, judged: Judged, serialised: Driven) -> Judged:
-        """Add what a violating case says when its requests are run again one at a time, as under a global lock."""
-        if serialised.outcome is not None:
-            told = f"one request at a time could not be tried: {serialised.reason}"
+    def locked(self, judged: Judged, together: Driven, alone: Driven) -> Judged:
+        """Add what a violating case says when it is run again on fresh engines: as it was, and under a global lock."""
+        harmed = [self._harmed(driven) for driven in (together, alone)]
+        if failed := next((driven for driven in (together, alone) if driven.outcome is not None), None):
+            told = f"it could not be tried again: {failed.reason}"
+        elif not harmed[0]:
+            told = "on a fresh engine the same requests, together, are golden's: it takes what came before them"
+        elif not harmed[1]:
+            told = "on a fresh engine, one request at a time, all outputs are golden's: it takes two at once"
         else:
-            golden = self.yardstick.golden(serialised.case.dtype)
-            case, layout = serialised.case, self.plan.layout(serialised.case)
-            tolerance, _ = self.yardstick.tolerance(case)
-            again = [
-                answer.prompt.name
-                for answer in serialised.answers
-                if ask(case, _observe(golden, answer), tolerance, None, self._owners, layout).oracles
-            ]
-            told = "one request at a time, on a fresh engine, "
-            told += (
-                f"{', '.join(again)} still left golden" if again else "all outputs are golden's: it takes two at once"
-            )
+            told = f"on a fresh engine, one request at a time, {', '.join(harmed[1])} still left golden"
         return replace(judged, telltales=(*judged.telltales, Telltale("lock", "", None, None, told)))
+
+    def _harmed(self, driven: Driven) -> list[str]:
+        """Names of the requests of a case run again whose output is not golden's."""
+        if driven.outcome is not None:
+            return []
+        golden, layout = self.yardstick.golden(driven.case.dtype), self.plan.layout(driven.case)
+        tolerance, _ = self.yardstick.tolerance(driven.case)
+        return [
+            answer.prompt.name
+            for answer in driven.answers
+            if ask(driven.case, _observe(golden, answer), tolerance, None, self._owners, layout).oracles
+        ]
 
     def _baseline(self, golden: Golden, observation: Observation) -> Tokens:
         """Golden's own output, which is the engine's where golden would have chosen each of its tokens."""

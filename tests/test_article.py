@@ -13,6 +13,7 @@ from kvfence.conformance.suite import Suite
 from kvfence.reports.outcome import Outcome
 
 POOL = "slot_pool:open_engine"
+PARTNERS = "shared-canary-prompt-128-partner-c8-float32"
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,15 @@ def test_two_writers_on_one_slot_are_told_by_the_lock(tmp_path):
     assert told(record, "overlap") == named(record)
     (lock,) = [tale for tale in record.telltales if tale.kind == "lock"]
     assert lock.told.endswith("all outputs are golden's: it takes two at once")
+
+
+def test_a_lock_says_nothing_where_it_takes_what_came_before(tmp_path):
+    # A and B have one prefix: their own keys do not collide, but those of the case before did.
+    records = run(tmp_path, POOL, "shared-*-partner-c-c8", "shared-*-partner-c8", fault="collision")
+    assert records["shared"].company == "partner-c"
+    assert {finding.source_case for finding in records["shared"].findings} == {PARTNERS}
+    (lock,) = [tale for tale in records["shared"].telltales if tale.kind == "lock"]
+    assert lock.told.endswith("are golden's: it takes what came before them")
 
 
 def test_attention_moves_at_or_before_the_first_changed_token_of_a_model_with_soft_attention(tmp_path):
