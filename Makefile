@@ -33,11 +33,12 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/typed && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
-	cd build/typed && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p kvfence
+	cd build/typed && MYPYPATH=. $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p kvfence
 
 bench: install
 	$(BIN)/python benchmarks/verify.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/sharing.py
 
 clean:
 	rm -rf build dist *.egg-info $(DEMO) kvfence-report
