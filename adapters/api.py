@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
-from kvfence.adapters.observation import Observed
+from kvfence.adapters.observation import TOP, Observed
 
 
 class AdapterError(Exception):
@@ -192,6 +192,10 @@ def check_observed(requests: Sequence[Request], observed: object) -> Observed:
     for id, attention in observed.attention.items():
         if id in tokens and (n := len(attention.rows)) != tokens[id]:
             raise EngineFaultError(f"request {id} got {tokens[id]} tokens but attention of {n} steps")
+        shape = attention.maximum.shape
+        others = (attention.rows.shape[:-1], attention.entropy.shape, attention.top.shape[:-1])
+        if len(shape) != 3 or any(other != shape for other in others) or attention.top.shape[-1] != TOP:
+            raise EngineFaultError(f"attention of request {id} is not of [steps, layers, heads] throughout")
     return observed
 
 

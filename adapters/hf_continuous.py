@@ -83,14 +83,16 @@ class ContinuousSession(Session):
         return done
 
     def close(self) -> None:
+        # Whatever fails here, the engine must be able to begin another session.
+        self.closed = True
+        for id in [] if self._broken else list(self._live):
+            if not self._batcher.withdraw(id):
+                self._broken = True
+        self._live.clear()
         if self._broken:
             self._batcher.reset()
-            self._live.clear()
-        for id in list(self._live):
-            self.cancel(id)
         while self._batcher.manager.get_result() is not None:
             pass
-        self.closed = True
 
     def _forward(self) -> Mapping[str, int]:
         try:

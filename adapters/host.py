@@ -112,14 +112,7 @@ class ProcessHost:
     def open(self, config: EngineConfig) -> EngineInfo:
         if self.info is not None and config == self._config:
             return self.info
-        if self.info is None or not self.info.can("reopen"):
-            self._stop()
-        self.info = None
-        if self._process is None:
-            self._start()
-        self.info = self._ask("open", self._spec, self._model, config)
-        self._config = config
-        return self.info
+        return self._launch(config)
 
     def generate(self, requests: Sequence[Request]) -> object:
         return self._call("generate", list(requests))
@@ -132,13 +125,23 @@ class ProcessHost:
 
     def restart(self) -> EngineInfo:
         assert self._config is not None
-        config, self._config = self._config, None
-        return self.open(config)
+        return self._launch(self._config)
 
     def close(self) -> None:
         self._close_engine()
         self._stop()
         self._log.close()
+
+    def _launch(self, config: EngineConfig) -> EngineInfo:
+        """Open an engine in place of any other: in the same process only where it can be opened again there."""
+        if self.info is None or not self.info.can("reopen"):
+            self._stop()
+        self.info = None
+        if self._process is None:
+            self._start()
+        self.info = self._ask("open", self._spec, self._model, config)
+        self._config = config
+        return self.info
 
     def _call(self, method: str, *args: Any) -> object:
         if self.info is None:

@@ -62,20 +62,18 @@ class Evidence:
     @property
     def source(self) -> Owner | None:
         """The request that leaked: the one whose K/V the log shows it meets, else the owner of what it spells."""
-        if owners := {_owner(breach.source) for breach in self.breaches if breach.source}:
-            return owners.pop() if len(owners) == 1 else self._spelled or _owner(self._worst.source)
-        return self._spelled
+        return _owner(self._logged.source) if self._logged else self._spelled
 
     @property
     def how(self) -> str:
         """How the source was found, or why it was not."""
-        if any(breach.source for breach in self.breaches):
-            return f"the log of the cache: it {self._worst.told}"
-        return self._spelled_how
+        return f"the log of the cache: it {self._logged.told}" if self._logged else self._spelled_how
 
     @property
-    def _worst(self) -> Breach:
-        return next(breach for breach in self.breaches if breach.source)
+    def _logged(self) -> Breach | None:
+        """The breach that names the source: one whose owner is spelled too, else the first that names any."""
+        named = [breach for breach in self.breaches if breach.source]
+        return next((b for b in named if _owner(b.source) == self._spelled), named[0] if named else None)
 
     @property
     def _spelled(self) -> Owner | None:

@@ -66,8 +66,8 @@ class Suite:
     def examine(self, case: Case) -> CaseRecord:
         """Run one case and record its verdict. Raises UsageError if the engine has never started and does not."""
         judged = self._trial.judge(self._drive(case))
-        together = case.mode != "serial" and case.requests > 1 and case.company != "alone"
-        if self.settings.plan.serialise and together and judged.ruling.outcome is Outcome.VIOLATES:
+        several = case.mode != "serial" and case.company != "alone"
+        if self.settings.plan.serialise and several and judged.ruling.outcome is Outcome.VIOLATES:
             together, alone = (self._driver.again(case, one_by_one) for one_by_one in (False, True))
             judged = self._trial.locked(judged, together, alone)
         return self._record(judged)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from kvfence.conformance.driver import Answer, Driven
 from kvfence.conformance.evidence import Evidence, Observation, ask
 from kvfence.conformance.judge import Ruling, rule
-from kvfence.conformance.oracles.attention import Comparison
+from kvfence.conformance.oracles.attention import Comparison, Thresholds
 from kvfence.conformance.oracles.canary import Owner, Owners
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
@@ -50,11 +50,11 @@ class Trial:
             return Judged(driven, Ruling(driven.outcome, driven.reason))
         case, layout = driven.case, self.plan.layout(driven.case)
         golden = self.yardstick.golden(case.dtype)
-        observations = tuple(_observe(golden, answer) for answer in driven.answers)
+        thresholds = self.yardstick.thresholds(case)
+        observations = tuple(_observe(golden, answer, thresholds) for answer in driven.answers)
         for observation in observations:
             self._owners.add(Owner(case.id, observation.prompt.name), observation.prompt.words)
         tolerance, complaint = self.yardstick.tolerance(case)
-        thresholds = self.yardstick.thresholds(case)
         evidence = tuple(ask(case, o, tolerance, thresholds, self._owners, layout) for o in observations)
         baselines = tuple(self._baseline(golden, o) for o in observations)
         secrets = {word: o.prompt.name for o in observations for word in o.prompt.secret}
@@ -88,16 +88,14 @@ class Trial:
         return replace(judged, telltales=(*judged.telltales, Telltale("lock", "", None, None, told)))
 
     def _harmed(self, driven: Driven) -> list[str]:
-        """Names of the requests of a case run again whose output is not golden's."""
+        """Names of the requests of a case run again that any oracle finds harmed."""
         if driven.outcome is not None:
             return []
-        golden, layout = self.yardstick.golden(driven.case.dtype), self.plan.layout(driven.case)
-        tolerance, _ = self.yardstick.tolerance(driven.case)
-        return [
-            answer.prompt.name
-            for answer in driven.answers
-            if ask(driven.case, _observe(golden, answer), tolerance, None, self._owners, layout).oracles
-        ]
+        case, golden = driven.case, self.yardstick.golden(driven.case.dtype)
+        tolerance, _ = self.yardstick.tolerance(case)
+        thresholds, layout = self.yardstick.thresholds(case), self.plan.layout(case)
+        seen = [_observe(golden, answer, thresholds) for answer in driven.answers]
+        return [o.prompt.name for o in seen if ask(case, o, tolerance, thresholds, self._owners, layout).oracles]
 
     def _baseline(self, golden: Golden, observation: Observation) -> Tokens:
         """Golden's own output, which is the engine's where golden would have chosen each of its tokens."""
@@ -110,8 +108,8 @@ class Trial:
         return golden.output(observation.prompt.tokens, len(tokens))
 
 
-def _observe(golden: Golden, answer: Answer) -> Observation:
-    comparison = Comparison(answer.attention) if answer.attention else None
+def _observe(golden: Golden, answer: Answer, thresholds: Thresholds | None) -> Observation:
+    comparison = Comparison(answer.attention) if answer.attention and thresholds else None
     verification = golden.verify(answer.prompt.tokens, answer.completion.tokens, comparison)
     return Observation(answer.prompt, answer.completion, verification, comparison, answer.breaches)
 

@@ -90,7 +90,7 @@ def _owners(
     for word, step in layout.words(tokens):
         if word not in prompt.words:
             owners[step] = secrets.get(word)
-    if evidence.source and not evidence.runs and evidence.splices:
+    if evidence.source in {splice.owner for splice in evidence.splices} and evidence.source and not evidence.runs:
         owners[evidence.first_step] = evidence.source.request
     for run in evidence.runs:
         for step in run.steps:

@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle, islice
 
+from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance import noise
 from kvfence.conformance.case import Case
@@ -93,6 +94,8 @@ class Yardstick:
             return record
         if not info.can("top_logprobs"):
             list(islice(runs, positions // SOLO_TOKENS))
+        if len(shifts) < 2:
+            raise EngineFaultError("the engine says it shows its attention, and showed none of requests run alone")
         self._thresholds[key], figures = noise.attention_noise(shifts, golden.rounding)
         return replace(record, **figures)
 

@@ -1,6 +1,10 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from kvfence.adapters.api import Completion, EngineFaultError, Request, check_completions
+from kvfence.adapters.api import Completion, EngineFaultError, Request, check_completions, check_observed
+from kvfence.adapters.observation import Attention, Observed
 
 REQUESTS = [Request("a", (1, 2), 2), Request("b", (1,), 1)]
 GOOD = [Completion("b", (7,), (-0.1,)), Completion("a", (5, 6), (-0.1, -0.2), (((5, -0.1),), ((6, -0.2),)))]
@@ -31,3 +35,31 @@ def test_what_is_no_answer_is_named(completions, message):
     with pytest.raises(EngineFaultError) as error:
         check_completions(REQUESTS, completions, 10)
     assert message in str(error.value)
+
+
+def attention(n=2, layers=3, heads=4, top=3):
+    shape = (n, layers, heads)
+    return Attention(*(np.zeros((*shape, *more), np.float32) for more in ((7,), (), (), (top,))))
+
+
+@pytest.mark.parametrize(
+    ("observed", "message"),
+    [
+        (None, "observe() must return an Observed, got NoneType"),
+        (Observed({"a": attention(n=3)}), "request a got 2 tokens but attention of 3 steps"),
+        (Observed({"a": attention(top=2)}), "attention of request a is not of [steps, layers, heads] throughout"),
+        (
+            Observed({"a": replace(attention(), entropy=attention(heads=5).entropy)}),
+            "attention of request a is not of [steps, layers, heads] throughout",
+        ),
+    ],
+)
+def test_what_is_no_observation_is_named(observed, message):
+    with pytest.raises(EngineFaultError) as error:
+        check_observed(REQUESTS, observed)
+    assert message in str(error.value)
+
+
+def test_what_was_seen_of_other_requests_is_left_alone():
+    observed = Observed({"a": attention(), "earlier": attention(n=9)})
+    assert check_observed(REQUESTS, observed) is observed

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.observation import Attention
 from kvfence.conformance import noise
 from kvfence.conformance.oracles.attention import FACTOR, Comparison, Thresholds
@@ -23,7 +24,10 @@ def engine(p, at):
 
 
 def compared(p, golden):
-    comparison = Comparison(engine(*p))
+    return shown(Comparison(engine(*p)), golden)
+
+
+def shown(comparison, golden):
     for layer in range(LAYERS):
         comparison(layer, golden[layer])
     return comparison
@@ -105,3 +109,12 @@ def test_every_second_clean_run_is_held_against_the_thresholds_of_the_others():
 def test_solo_runs_that_are_not_clean_are_not_taken_for_noise(clean, judged):
     shifts = [np.full((4, LAYERS, HEADS), clean, np.float32)] * 2
     assert noise.attention_noise(shifts, resolution=1e-6)[1]["attention_judged"] is judged
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, HEADS), (LAYERS, 3)])
+def test_attention_of_another_shape_than_the_models_is_a_fault_of_the_engine(layers, heads):
+    golden, _ = distributions()
+    shape = (N, layers, heads)
+    other = Attention(*(np.zeros((*shape, *more), np.float32) for more in ((KEYS,), (), (), (3,))))
+    with pytest.raises(EngineFaultError, match=f"shows attention of {layers} layers of {heads} heads; the model has 2"):
+        shown(Comparison(other), golden)

@@ -84,6 +84,16 @@ def test_one_configuration_a_process_unless_the_engine_reopens(host):
     assert host._process.pid != first
 
 
+def test_a_restart_opens_the_same_configuration_anew(host):
+    first, process = host.open(config("good")), host._process.pid
+    again = host.restart()
+    assert again == first
+    assert again is not first
+    assert host._process.pid != process
+    assert host.open(config("good")) is again
+    assert answers(host)
+
+
 @pytest.mark.parametrize("make", [lambda: ProcessHost(SPEC, "no-model"), lambda: InProcessHost(SPEC, "no-model")])
 def test_start_errors_keep_their_class(make):
     host = make()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, arange
 
+from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.observation import Attention
 from kvfence.reference_impl.attention import NEAR, summarise, total_variation
 
@@ -56,14 +57,19 @@ class Comparison:
 
     def __init__(self, engine: Attention) -> None:
         self._engine = engine
-        self.shifts = np.zeros(engine.maximum.shape, np.float32)  # [n, layers, heads] total variation, 0 to 1
+        # [n, layers, heads] total variation, 0 to 1
+        self.shifts: NDArray[np.float32] = np.zeros(engine.maximum.shape, np.float32)
         self._maximum = np.zeros_like(engine.maximum)
         self._entropy = np.zeros_like(engine.entropy)
         self._top = np.zeros_like(engine.top)
         self._probable = np.zeros(engine.top.shape, np.float32)
 
     def __call__(self, layer: int, probabilities: Tensor) -> None:
-        n, keys = probabilities.shape[-2:]
+        heads, n, keys = probabilities.shape
+        _, layers, engine_heads = self.shifts.shape
+        if layer >= layers or heads != engine_heads:
+            shown = f"{layers} layers of {engine_heads} heads"
+            raise EngineFaultError(f"the engine shows attention of {shown}; the model has {heads} in layer {layer}")
         rows, maximum, entropy, top = (
             array.swapaxes(0, 1) for array in summarise(probabilities, arange(keys - n, keys))
         )
