@@ -122,7 +122,7 @@ def companies(profile: Profile, concurrency: int) -> tuple[str, ...]:
 def edges(profile: Profile, model: ModelFolder, layout: str, overhead: int, dtype: str) -> list[Edge]:
     """Edges of a profile that fit the model's context and, for canary words, its vocabulary."""
     chosen = [EDGES[name] for name in (profile.edges if dtype == "float32" else profile.other_edges)]
-    if profile.prompt_tokens:
+    if profile.prompt_tokens and profile.prompt_tokens >= overhead:
         chosen.append(prompt_edge(profile.prompt_tokens, overhead))
     if model.window and profile.name == "default":
         chosen += window_edges(model.window, overhead)

@@ -44,7 +44,9 @@ class WordLayout(Layout):
         return self._deck.deal(1, avoid=prefix)[0]
 
     def secret(self, avoid: Sequence[int]) -> tuple[str, ...]:
-        return tuple(map(alphabet.spell, self._deck.deal(SECRET_WORDS, avoid=avoid if len(avoid) <= 2 * LIMIT else ())))
+        # Where the prefixes have almost every word, so have the passphrases.
+        scarce = len(_DECK) - len(set(avoid)) < LIMIT // 4
+        return tuple(map(alphabet.spell, self._deck.deal(SECRET_WORDS, avoid=() if scarce else avoid)))
 
     def write(self, name: str, prefix: Tokens, secret: tuple[str, ...], question: int, share: float) -> Prompt:
         words = [*prefix, *map(alphabet.parse, secret), *_QUESTIONS[question]]

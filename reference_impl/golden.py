@@ -2,8 +2,8 @@
 
 Two roads to the same verdict. `Golden.generate` is the yardstick: one full forward per token, no KV cache exists.
 `Golden.verify` is the fast road: one forward over prompt and output gives, at every output position, how far the
-emitted token is from the one golden would have chosen. By induction over positions, an output whose margins are all
-zero is the output of `generate`.
+emitted token is from the one golden would have chosen. By induction over positions, an output that agrees with every
+choice is the output of `generate`.
 """
 
 import inspect
