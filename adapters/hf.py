@@ -16,7 +16,7 @@ from transformers import DynamicCache, GenerationConfig
 from kvfence.adapters.api import Capability, Completion, Engine, EngineConfig, Request, Support, supported
 from kvfence.adapters.hf_attention import AttentionLog
 from kvfence.adapters.hf_model import PAD, POOL_TOKENS, best, can_share, can_watch, load
-from kvfence.adapters.observation import Action, CacheEvent, Observed
+from kvfence.adapters.observation import Observed
 from kvfence.adapters.prefix_pool import Entry, PrefixPool, common, stack
 from kvfence.reference_impl.attention import Call, probabilities, watched
 
@@ -38,24 +38,20 @@ class HFEngine(Engine):
         self._watchable = can_watch(model)
         watching = "attention" in config.observe and self._watchable.state is Support.SUPPORTED
         self._attention = AttentionLog() if watching else None
-        self._events: list[CacheEvent] = []
-        self._passes = 0
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
         return {
-            **supported(
-                "token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen", "events"
-            ),
+            **supported("token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen"),
             "sharing": can_share(self._model.config),
             "attention": self._watchable,
+            "events": Capability(Support.UNSUPPORTED, "generate tells nothing of the uses of its cache"),
             "kv": Capability(Support.UNSUPPORTED, "the cache is dropped with its batch"),
             "session": Capability(Support.UNSUPPORTED, "a batch runs to its end in one call"),
         }
 
     def observe(self) -> Observed:
-        events, self._events = tuple(self._events), []
-        return Observed(self._attention.collect() if self._attention else {}, events)
+        return Observed(self._attention.collect() if self._attention else {})
 
     def reset_cache(self) -> None:
         self._pool.clear()
@@ -87,9 +83,6 @@ class HFEngine(Engine):
             out = self._model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=generation, **{self._cache_name: cache}
             )
-        if "events" in self._config.observe:
-            self._log(requests, [n for _, n in prefixes], steps)
-        self._passes += steps
         tokens = out.sequences[:, ids.shape[1] :].tolist()
         logprobs = torch.stack(out.logits, dim=1).float().log_softmax(-1)
         if self._config.sharing and len(requests) == 1:
@@ -108,7 +101,6 @@ class HFEngine(Engine):
                 ids = torch.tensor([prefix], device=self._model.device)
                 cache = DynamicCache()
                 self._model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
-                self._passes += 1
                 self._keep(prefix, cache)
         return [self._pool.longest(prompt) for prompt in prompts]
 
@@ -130,23 +122,6 @@ class HFEngine(Engine):
                     log.add(request.id, call.layer, row[:, 0, own])
 
         return watched(self._model, visit)
-
-    def _log(self, requests: Sequence[Request], reused: Sequence[int], steps: int) -> None:
-        """Note the life of a batch's rows: each holds its own tokens from offset 0 on and is dropped at the end.
-
-        All rows are written to until the longest output is done.
-        """
-        for step in range(steps):
-            for row, (request, n) in enumerate(zip(requests, reused, strict=True)):
-                if step == 0 and n:
-                    self._note(0, request, Action.REUSE, row, 0, n)
-                begin = len(request.prompt) + step - 1 if step else n
-                self._note(step, request, Action.WRITE, row, begin, len(request.prompt) + step - begin)
-        for row, request in enumerate(requests):
-            self._note(steps, request, Action.FREE, row, 0, len(request.prompt) + steps - 1)
-
-    def _note(self, step: int, request: Request, action: Action, row: int, start: int, length: int) -> None:
-        self._events.append(CacheEvent(self._passes + step, request.id, action, row, start, length, start))
 
 
 def _layout(prompts: Sequence[tuple[int, ...]], reused: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

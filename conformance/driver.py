@@ -52,7 +52,7 @@ class Driven:
 
 
 class Driver:
-    """One engine under test. `opened` is called with a record whenever it is opened anew."""
+    """One engine under test. `opened` is called with a record for each configuration it is opened in to drive cases."""
 
     def __init__(self, settings: Settings, plan: Plan, opened: Callable[[EngineRecord], None]) -> None:
         self._settings, self._plan, self._opened = settings, plan, opened

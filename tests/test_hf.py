@@ -4,7 +4,7 @@ import torch
 
 from kvfence.adapters import hf
 from kvfence.adapters.api import EngineConfig, EngineStartError, Request, Support, UnsupportedConfigError
-from kvfence.adapters.observation import Action, Observed
+from kvfence.adapters.observation import Observed
 from kvfence.prompts import alphabet
 from kvfence.reference_impl.golden import Golden
 
@@ -95,25 +95,6 @@ def test_observed_attention_is_that_of_an_eager_forward(random_folder, sharing):
     for request, completion in zip(requests, completions, strict=True):
         eager.assert_attention(seen.attention[request.id], str(random_folder.path), request.prompt, completion.tokens)
     assert not engine.observe().attention
-
-
-def test_events_tell_each_rows_tokens_once_and_in_order(canary_folder):
-    engine = hf.open_engine(str(canary_folder.path), EngineConfig(max_concurrency=2, sharing=True, observe=("events",)))
-    engine.generate([Request(str(i), prompt, 3) for i, prompt in enumerate(PROMPTS[:3])])
-    events = engine.observe().events
-    for i, prompt in enumerate(PROMPTS[:3]):
-        own = [event for event in events if event.request == str(i)]
-        assert {event.slot for event in own} == {i % 2}
-        assert [(e.action, e.start, e.position, e.length) for e in own] == [
-            (Action.REUSE, 0, 0, 21),
-            (Action.WRITE, 21, 21, len(prompt) - 21),
-            (Action.WRITE, len(prompt), len(prompt), 1),
-            (Action.WRITE, len(prompt) + 1, len(prompt) + 1, 1),
-            (Action.FREE, 0, 0, len(prompt) + 2),
-        ]
-    # The shared prefix was computed alone, in a pass of its own; the last request found it in the pool.
-    assert [event.step for event in events if event.request == "0"] == [1, 1, 2, 3, 4]
-    assert [event.step for event in events if event.request == "2"] == [4, 4, 5, 6, 7]
 
 
 def test_observing_changes_nothing(random_folder):
