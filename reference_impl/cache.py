@@ -1,0 +1,284 @@
+"""The KV cache: blocks taken, shared, copied on write, published and let go of. All ownership is decided here.
+
+Three tiers. Published blocks are global and read only; a sequence's own blocks are private; the scratch block takes the
+writes of padding. A sequence may name published blocks in its table, and writes to private ones only.
+"""
+
+from collections import abc
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from kvfence.reference_impl.clock import Clock, Operation, Stream
+from kvfence.reference_impl.pool import SCRATCH, BlockPool, OutOfBlocksError
+from kvfence.reference_impl.radix import PrefixTree
+from kvfence.reference_impl.sequence import BlockTable, Sequence, Swapped
+from kvfence.reference_impl.storage import Storage
+from kvfence.reference_impl.trace import Kind, Trace
+
+
+@dataclass(eq=False)
+class Retained:
+    """Blocks kept for the next turn of a conversation, until somebody needs them more."""
+
+    request: str
+    blocks: list[int]
+    written: int
+    operations: list[Operation]  # in flight when they were retained
+
+
+@dataclass(eq=False)
+class Draining:
+    """Blocks let go of while work on them is in flight: nobody's, and not free before it has landed."""
+
+    request: str
+    blocks: list[int]
+    operations: list[Operation]
+
+
+class KVCache:
+    """Pool, prefix tree and storage, kept consistent. Blocks change hands nowhere else."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        tree: PrefixTree,
+        storage: Storage,
+        clock: Clock,
+        sharing: bool = True,
+        copy_delay: int = 0,
+        trace: Trace | None = None,
+    ) -> None:
+        self.pool, self.tree, self.storage, self.clock = pool, tree, storage, clock
+        self.block_size = tree.block_size
+        self.draining: list[Draining] = []
+        self.retained: list[Retained] = []  # least recently used first
+        self.sharing, self._delay, self._trace = sharing, copy_delay, trace
+
+    # Taking.
+
+    def adopt(self, sequence: Sequence) -> int:
+        """Give a sequence without blocks the longest published prefix of its tokens; returns its length.
+
+        The last token is never taken: its logits are what the next one comes from.
+        """
+        if not self.sharing:
+            return 0
+        blocks, length = self.tree.match(sequence.namespace, sequence.tokens[:-1])
+        self._share(sequence, blocks, length)
+        sequence.published = length // self.block_size * self.block_size
+        return length
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Give a new sequence everything its parent has written; none of it is copied before one of them writes."""
+        self._share(child, parent.table.blocks, parent.written)
+        child.published = parent.published
+
+    def missing(self, sequence: Sequence, stop: int) -> int:
+        """Number of blocks that `reserve` would take from the pool."""
+        blocks = sequence.table.blocks
+        copies = sum(not self.pool.writable(block) for block in blocks[sequence.computed // self.block_size :])
+        return copies + max(0, -(-stop // self.block_size) - len(blocks))
+
+    def reserve(self, sequence: Sequence, stop: int) -> None:
+        """Make positions from the first not computed one to `stop` writable.
+
+        Raises OutOfBlocksError, changing nothing.
+        """
+        missing = self.missing(sequence, stop)
+        self._make_room(missing)
+        if missing > self.pool.available:
+            raise OutOfBlocksError(f"request {sequence.id} needs {missing} blocks, {self.pool.available} can be had")
+        self._copy_on_write(sequence)
+        table = sequence.table
+        while table.capacity < stop:
+            table.blocks.append(self._allocate(sequence.id))
+
+    def _share(self, sequence: Sequence, blocks: abc.Sequence[int], length: int) -> None:
+        for i, block in enumerate(blocks):
+            if block != SCRATCH:
+                self.pool.share(block)
+                start = i * self.block_size
+                self._note(Kind.SHARE, sequence.id, block, length=min(self.block_size, length - start), position=start)
+        sequence.table.blocks = list(blocks)
+        sequence.computed = sequence.written = length
+
+    def _copy_on_write(self, sequence: Sequence) -> None:
+        """Replace blocks that are about to be written to and are not private by copies."""
+        blocks = sequence.table.blocks
+        for i in range(sequence.computed // self.block_size, len(blocks)):
+            if not self.pool.writable(old := blocks[i]):
+                new = blocks[i] = self._allocate(sequence.id)
+                copy = self._launch_copy(partial(self.storage.copy, old, new))
+                sequence.operations.append(copy)
+                self._note(Kind.COPY, sequence.id, new, length=sequence.computed % self.block_size, source=old)
+                self._let_go(sequence.id, [old], [copy])
+
+    def _allocate(self, request: str) -> int:
+        if not self.pool.free and (oldest := self.pool.oldest_idle()) is not None:
+            self.evict(oldest)
+        block = self.pool.allocate()
+        self._note(Kind.ALLOCATE, request, block)
+        return block
+
+    def _launch_copy(self, run: partial[None]) -> Operation:
+        # What launched steps still write must be in the source, and what they still read must not be overwritten.
+        return self.clock.launch(Stream.COPIES, run, self._delay, after=self.clock.in_flight(Stream.STEPS))
+
+    # Publishing.
+
+    def publish(self, sequence: Sequence, tail: bool = False) -> None:
+        """Let others find what a sequence has written: whole blocks, and the `tail` too if it will write no more."""
+        n = sequence.written if tail else sequence.written // self.block_size * self.block_size
+        if not self.sharing or n <= sequence.published:
+            return
+        for operation in sequence.in_flight():
+            if operation.stream is Stream.COPIES:
+                self.clock.wait(operation)
+        for block in self.tree.insert(sequence.namespace, sequence.tokens[:n], sequence.table.blocks):
+            self.pool.publish(block)
+            self._note(Kind.PUBLISH, sequence.id, block)
+        sequence.published = n
+
+    def evict(self, block: int) -> None:
+        """Take a block, and those that continue it, out of the prefix pool; unused ones are free."""
+        self._withdraw(self.tree.remove(block))
+
+    def reset(self) -> None:
+        """Forget every prefix."""
+        self._withdraw(self.tree.clear())
+
+    def _withdraw(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.pool.withdraw(block)
+            self._note(Kind.EVICT, "", block)
+
+    # Letting go.
+
+    def release(self, sequence: Sequence, keep: bool = True) -> None:
+        """Take all blocks from a sequence: the one road, whether it finished, was cancelled, failed or was preempted.
+
+        What it has written stays findable, unless `keep` is false. Blocks that work in flight touches are reserved
+        until it has landed.
+        """
+        if keep:
+            self.publish(sequence, tail=True)
+        blocks, sequence.table = sequence.table.blocks, BlockTable(self.block_size)
+        sequence.computed = sequence.written = sequence.published = 0
+        self._let_go(sequence.id, blocks, sequence.in_flight())
+
+    def trim(self, sequence: Sequence) -> None:
+        """Let go of blocks behind the last computed position: what was written there was rejected."""
+        blocks = sequence.table.blocks
+        keep = -(-sequence.computed // self.block_size)
+        behind = blocks[keep:]
+        del blocks[keep:]
+        self._let_go(sequence.id, behind, sequence.in_flight())
+
+    def leave_window(self, sequence: Sequence, first: int) -> None:
+        """Let go of blocks that hold only positions before `first`, which no layer will read again."""
+        blocks = sequence.table.blocks
+        gone = [i for i in range(min(first // self.block_size, len(blocks))) if blocks[i] != SCRATCH]
+        self._let_go(sequence.id, [blocks[i] for i in gone], sequence.in_flight())
+        for i in gone:
+            blocks[i] = SCRATCH
+
+    def _let_go(self, request: str, blocks: list[int], operations: Iterable[Operation]) -> None:
+        waiting = [operation for operation in operations if not operation.landed]
+        draining = Draining(request, blocks, waiting)
+        if not waiting:
+            self._free(draining)
+            return
+        self.draining.append(draining)
+        for operation in waiting:
+            operation.then.append(partial(self._landed, draining))
+
+    def _landed(self, draining: Draining) -> None:
+        if draining in self.draining and all(operation.landed for operation in draining.operations):
+            self.draining.remove(draining)
+            self._free(draining)
+
+    def _free(self, draining: Draining) -> None:
+        # The last one first: what continues a prefix is evicted before the prefix.
+        for block in reversed(draining.blocks):
+            if block != SCRATCH:
+                self.pool.release(block)
+                self._note(Kind.RELEASE, draining.request, block)
+
+    def _make_room(self, blocks: int) -> None:
+        """Have so many blocks available, if copies and transfers in flight or retained blocks stand in the way."""
+        for draining in list(self.draining):
+            for operation in draining.operations:
+                if operation.stream is not Stream.STEPS and self.pool.available < blocks:
+                    self.clock.wait(operation)
+        while self.retained and self.pool.available < blocks:
+            self.drop(self.retained[0])
+
+    # Keeping for the next turn.
+
+    def retain(self, sequence: Sequence) -> Retained:
+        """Keep what a finished sequence has written, instead of releasing it."""
+        self.publish(sequence, tail=True)
+        kept = Retained(sequence.id, sequence.table.blocks, sequence.written, sequence.in_flight())
+        sequence.table = BlockTable(self.block_size)
+        self.retained.append(kept)
+        return kept
+
+    def resume(self, sequence: Sequence, kept: Retained) -> bool:
+        """Give a new sequence whose tokens begin with retained ones their blocks; False if they are gone."""
+        if kept not in self.retained:
+            return False
+        self.retained.remove(kept)
+        sequence.table.blocks = kept.blocks
+        sequence.computed = sequence.written = kept.written
+        return True
+
+    def drop(self, kept: Retained) -> None:
+        """Let go of retained blocks."""
+        if kept in self.retained:
+            self.retained.remove(kept)
+            self._let_go(kept.request, kept.blocks, kept.operations)
+
+    # Swapping.
+
+    def swap_out(self, sequence: Sequence) -> None:
+        """Copy what a sequence has written to the host and take its blocks."""
+        swapped = sequence.swapped = Swapped(sequence.written)
+        blocks = list(sequence.table.blocks)
+
+        def copy() -> None:
+            swapped.pages = self.storage.read(blocks)
+
+        sequence.operations.append(self._launch_copy(partial(copy)))
+        for block in blocks:
+            self._note(Kind.SWAP_OUT, sequence.id, block)
+        self.release(sequence)
+
+    def swap_in(self, sequence: Sequence) -> None:
+        """Give a swapped sequence blocks with its K/V again. Raises OutOfBlocksError, changing nothing."""
+        assert sequence.swapped is not None
+        swapped = sequence.swapped
+        self.reserve(sequence, swapped.written)
+        blocks = list(sequence.table.blocks)
+
+        def copy() -> None:
+            assert swapped.pages is not None
+            self.storage.restore(blocks, swapped.pages)
+
+        sequence.operations.append(self._launch_copy(partial(copy)))
+        for block in blocks:
+            self._note(Kind.SWAP_IN, sequence.id, block)
+        sequence.computed = sequence.written = swapped.written
+        sequence.swapped = None
+
+    def _note(
+        self,
+        kind: Kind,
+        request: str,
+        block: int,
+        length: int = 0,
+        position: int = 0,
+        source: int | None = None,
+    ) -> None:
+        if self._trace:
+            self._trace.add(kind, request, block, 0, length, position, source)

@@ -1,0 +1,129 @@
+"""A sequence: one request as the engine runs it, its tokens, its blocks, and how far it has come."""
+
+from collections import abc
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfence.reference_impl.clock import Operation
+from kvfence.reference_impl.key import Namespace
+from kvfence.reference_impl.storage import Pages
+
+
+class Status(StrEnum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"  # for a place in the batch; it holds no block
+    FETCHING = "fetching"  # its prefix is on its way from the remote store
+    RUNNING = "running"  # in prefill or decoding
+    SWAPPED = "swapped"  # preempted; its K/V are on the host
+    FINISHED = "finished"
+
+
+class Finish(StrEnum):
+    """Why a sequence ended."""
+
+    LENGTH = "length"
+    STOP = "stop"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed out"
+    FAILED = "failed"
+
+
+class BlockTable:
+    """Which block holds which of a sequence's positions: position p is in entry p // block_size."""
+
+    def __init__(self, block_size: int, blocks: abc.Sequence[int] = ()) -> None:
+        self.block_size = block_size
+        self.blocks = list(blocks)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that the table has room for."""
+        return len(self.blocks) * self.block_size
+
+
+def slot_mapping(blocks: abc.Sequence[int], block_size: int, start: int, stop: int) -> NDArray[np.int64]:
+    """The slots [stop - start] of positions in a table: block × block_size + offset."""
+    positions = np.arange(start, stop)
+    entries = np.asarray(blocks, np.int64)[positions // block_size]
+    slots: NDArray[np.int64] = entries * block_size + positions % block_size
+    return slots
+
+
+@dataclass
+class Swapped:
+    """K/V of a preempted sequence on the host; `pages` once they have arrived there."""
+
+    written: int
+    pages: Pages | None = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request as it runs. Positions are counted in tokens from the first of its prompt."""
+
+    id: str
+    tokens: list[int]  # prompt and output
+    prompt: int  # tokens of the prompt
+    max_tokens: int  # of output
+    namespace: Namespace
+    table: BlockTable
+    stop: frozenset[int] = frozenset()
+    deadline: int | None = None  # the step at which it times out
+    status: Status = Status.WAITING
+    finish: Finish | None = None
+    error: str = ""
+    computed: int = 0  # positions whose K/V are in the table or on their way there
+    written: int = 0  # of these, those that have landed
+    published: int = 0  # of these, those that others can find
+    pending: int = 0  # tokens that launched steps will emit
+    cached: int = 0  # prompt tokens taken from the prefix pool
+    emitted: int = 0  # output tokens handed out
+    operations: list[Operation] = field(default_factory=list)  # in flight, that touch its blocks
+    swapped: Swapped | None = None
+    logprobs: list[float] = field(default_factory=list)  # nats, of each output token
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)  # best first
+    lineage: list[int] = field(default_factory=list)  # numbers of the prefixes of its tokens, where tags are kept
+    submitted: int = 0  # step
+    admitted: int | None = None  # step of the first forward pass
+    preemptions: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that there are or that a launched step will emit."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens emitted so far."""
+        return self.tokens[self.prompt :]
+
+    @property
+    def left(self) -> int:
+        """Output tokens that no launched step will emit."""
+        return self.prompt + self.max_tokens - self.length
+
+    @property
+    def decoding(self) -> bool:
+        """Whether all but the last token have been computed."""
+        return self.computed >= self.length - 1 and self.length > self.prompt
+
+    def in_flight(self) -> list[Operation]:
+        """Operations that have not landed; others are forgotten."""
+        self.operations = [operation for operation in self.operations if not operation.landed]
+        return self.operations
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence's part of one forward pass: positions from `start` on, in the blocks it had when it was planned."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    blocks: tuple[int, ...]
+    samples: int  # of its last positions, those whose logits are wanted
+    draft: tuple[int, ...] = ()  # tokens guessed, at the end of the row

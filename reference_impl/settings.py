@@ -1,0 +1,48 @@
+"""How the engine is set up, and the parts it is made of."""
+
+from dataclasses import dataclass
+
+from kvfence.reference_impl.cache import KVCache
+from kvfence.reference_impl.clock import Clock
+from kvfence.reference_impl.pool import BlockPool
+from kvfence.reference_impl.radix import PrefixTree
+from kvfence.reference_impl.runner import Runner
+from kvfence.reference_impl.scheduler import Preemption, Scheduler
+from kvfence.reference_impl.storage import Storage
+from kvfence.reference_impl.tags import OwnerTags
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes and switches of an engine."""
+
+    blocks: int = 1024  # of the pool, the scratch block included
+    block_size: int = 16  # tokens
+    max_concurrency: int = 16  # sequences in one step
+    token_budget: int = 512  # tokens in one step; longer prompts are prefilled in chunks
+    sharing: bool = True
+    preemption: Preemption = Preemption.RECOMPUTE
+    depth: int = 0  # steps launched before the one before them has landed: 1 = asynchronous scheduling
+    draft: int = 0  # tokens guessed ahead of each decoding sequence
+    buckets: tuple[int, ...] = ()  # sizes that decoding rows are padded to
+    logprobs: int = 0  # best tokens whose logprobs are told at each position; 0 = none at all
+    trace: bool = False
+    tags: bool = False
+    audit: bool = False  # after every step; needs tags
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The classes an engine is made of: what is to behave otherwise is exchanged here."""
+
+    pool: type[BlockPool] = BlockPool
+    tree: type[PrefixTree] = PrefixTree
+    storage: type[Storage] = Storage
+    tags: type[OwnerTags] = OwnerTags
+    clock: type[Clock] = Clock
+    cache: type[KVCache] = KVCache
+    scheduler: type[Scheduler] = Scheduler
+    runner: type[Runner] = Runner
+
+
+DEFAULT, PARTS = Settings(), Parts()

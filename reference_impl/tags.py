@@ -1,0 +1,111 @@
+"""Owner tags: whose K/V each slot of the cache holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfence.reference_impl.key import Namespace
+
+NOBODY = -1
+FIELDS = ("request", "position", "token", "tenant", "epoch", "lineage")
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What one slot holds: K/V of this token, at this position, of this request."""
+
+    request: str
+    position: int
+    token: int
+    tenant: str | None
+    epoch: int
+
+
+class Lineages:
+    """A number for every prefix that was ever seen, the same for equal tokens in the same namespace only.
+
+    K/V at a position depend on the namespace and on all tokens up to it; so do these numbers. Nothing is hashed away:
+    a number stands for one token after the prefix of one other number.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Namespace | int, int], int] = {}
+
+    def extend(self, namespace: Namespace, known: list[int], tokens: Sequence[int]) -> list[int]:
+        """The numbers of the prefixes of `tokens`; those in `known`, of its first ones, are taken over."""
+        for i in range(len(known), len(tokens)):
+            key = (known[i - 1] if i else namespace, tokens[i])
+            known.append(self._numbers.setdefault(key, len(self._numbers)))
+        return known
+
+
+class OwnerTags:
+    """For each slot of a pool: request, position, token, tenant, weight epoch, and the lineage of its K/V."""
+
+    def __init__(self, slots: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.values = np.full((len(FIELDS), slots), NOBODY, np.int64)
+        self._names: list[str | None] = []
+        self._indices: dict[str | None, int] = {}
+
+    def write(
+        self,
+        slots: Indices,
+        request: str,
+        position: int,
+        tokens: Sequence[int],
+        namespace: Namespace,
+        lineage: list[int],
+    ) -> None:
+        """A request's K/V of `tokens`, the first of them at `position`, were written to `slots`."""
+        columns = self.values[:, slots]
+        columns[0] = self._index(request)
+        columns[1] = np.arange(position, position + len(slots))
+        columns[2] = tokens
+        columns[3] = NOBODY if namespace.salt is None else self._index(namespace.salt)
+        columns[4] = namespace.epoch
+        columns[5] = lineage
+        self.values[:, slots] = columns
+
+    def lineage(self, slots: Indices) -> Indices:
+        """The lineage of what slots hold; NOBODY where nothing was written."""
+        lineage: Indices = self.values[5, slots]
+        return lineage
+
+    def owner(self, slot: int) -> Owner | None:
+        """Who a slot belongs to, or None if it was never written or was cleared."""
+        request, position, token, tenant, epoch, _ = self.values[:, slot].tolist()
+        if request == NOBODY:
+            return None
+        name = self._names[request]
+        assert name is not None
+        return Owner(name, position, token, None if tenant == NOBODY else self._names[tenant], epoch)
+
+    def copy(self, source: int, target: int) -> None:
+        """A block was copied: the target holds what the source does."""
+        self.values[:, self._of([target])] = self.values[:, self._of([source])]
+
+    def read(self, blocks: Sequence[int]) -> NDArray[np.int64]:
+        """Tags [fields, tokens] of whole blocks, to be kept beside a copy of their K/V."""
+        return self.values[:, self._of(blocks)]
+
+    def restore(self, blocks: Sequence[int], values: NDArray[np.int64]) -> None:
+        """Give blocks the tags of the K/V that were copied into them."""
+        self.values[:, self._of(blocks)] = values
+
+    def clear(self, slots: Indices) -> None:
+        """What slots hold is nobody's: rejected, or of a block that was let go of."""
+        self.values[:, slots] = NOBODY
+
+    def _of(self, blocks: Sequence[int]) -> Indices:
+        starts = np.asarray(blocks, np.int64)[:, None] * self.block_size
+        return (starts + np.arange(self.block_size)).reshape(-1)
+
+    def _index(self, name: str) -> int:
+        if name not in self._indices:
+            self._indices[name] = len(self._names)
+            self._names.append(name)
+        return self._indices[name]
