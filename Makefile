@@ -1,15 +1,16 @@
-# make demo, make test: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, make test, make proof: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DEMO ?= demo-report
 WORKERS ?= 2
+SCHEDULES ?= 2000
 STAMP := $(VENV)/.installed
 
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test proof lint bench clean
 
 install: $(STAMP)
 
@@ -27,6 +28,10 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# The reference engine on random schedules, drawn anew each time; tells what happened in them.
+proof: install
+	SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -s tests/test_ref_machine.py -k every_output
 
 # mypy sees the packages under their real names only where they are installed.
 lint: install

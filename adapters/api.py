@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
-from kvfence.adapters.observation import TOP, Observed
+from kvfence.adapters.observation import TOP, Attention, CacheEvent, Observed
 
 
 class AdapterError(Exception):
@@ -188,6 +188,9 @@ def check_observed(requests: Sequence[Request], observed: object) -> Observed:
     """What was observed during one call, or EngineFaultError saying how it cannot be about these requests."""
     if not isinstance(observed, Observed):
         raise EngineFaultError(f"observe() must return an Observed, got {type(observed).__name__}")
+    for seen, kind in ((observed.attention.values(), Attention), (observed.events, CacheEvent)):
+        if odd := [one for one in seen if not isinstance(one, kind)]:
+            raise EngineFaultError(f"observe() must show each {kind.__name__} as such, got {type(odd[0]).__name__}")
     tokens = {request.id: request.max_tokens for request in requests}
     for id, attention in observed.attention.items():
         if id in tokens and (n := len(attention.rows)) != tokens[id]:

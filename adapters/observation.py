@@ -43,14 +43,17 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class CacheEvent:
-    """One use of a slot: the unit of cache an engine hands out, such as a block or a row of its pool."""
+    """One use of a slot: the unit of cache an engine hands out, such as a block or a row of its pool.
+
+    What a REUSE takes has been published before, in the same slot and under the same key, in a line of its own.
+    """
 
     step: int  # forward passes of the engine before it, since it was opened
     request: str
     action: Action
     slot: int
     start: int  # offset in the slot, tokens
-    length: int  # tokens; 0 = not told
+    length: int  # tokens; 0 = not told, at least one
     position: int = 0  # the request's own position of the first of these tokens
     key: str = ""  # what PUBLISH and REUSE go by, as the engine has it
 

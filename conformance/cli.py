@@ -1,4 +1,4 @@
-"""The command line: `kvfence run | report | list | model`."""
+"""The command line: `kvfence run | report | list | model | ledger`."""
 
 import sys
 from collections.abc import Callable
@@ -139,6 +139,26 @@ def _writer(name: str, head_dim: int, kv_heads: int, wheel: Path | None) -> Call
 
         return lambda folder: smollm2.write(folder, wheel)
     return None
+
+
+@main.command()
+@click.option("--model", default="canary", show_default=True, help="Model folder, or canary, random, smollm2.")
+@click.option("--concurrency", default=16, show_default=True, help="Sequences at once.")
+@click.option("--length", default=1024, show_default=True, help="Tokens of each, prompt and output.")
+@click.option("--dtype", help="float32, bfloat16, float16 or float64, if not the one the model was saved in.")
+@click.option("--block-size", default=16, show_default=True, help="Tokens a block.")
+@click.option("--prefix", default=0, show_default=True, help="Tokens that all of them share.")
+def ledger(model: str, **sizes: Any) -> None:
+    """Tell what K/V and weights of a model take, without loading it.
+
+    \b
+    Example: kvfence ledger --model smollm2 --concurrency 16 --length 2048 --prefix 512 --dtype bfloat16
+    """
+    from kvfence.conformance.ledger import table
+    from kvfence.prompts import models
+
+    for line in _or_one_line(lambda: list(table(models.resolve(model), **sizes))):
+        click.echo(line)
 
 
 def _or_one_line(call: Callable[[], Any]) -> Any:

@@ -1,13 +1,15 @@
 """The driver: opens the engine as a case needs it, hands over the requests, and says what came of it."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvfence.adapters import registry
 from kvfence.adapters.api import (
     AdapterError,
     Completion,
+    EngineConfig,
     Request,
     Support,
     UnsupportedConfigError,
@@ -52,7 +54,7 @@ class Driven:
 
 
 class Driver:
-    """One engine under test. `opened` is called with a record for each configuration it is opened in to drive cases."""
+    """One engine under test. `opened` is called with a record each time it is opened to drive cases."""
 
     def __init__(self, settings: Settings, plan: Plan, opened: Callable[[EngineRecord], None]) -> None:
         self._settings, self._plan, self._opened = settings, plan, opened
@@ -61,6 +63,7 @@ class Driver:
         self._started = False
         self._known: EngineInfo | None = None
         self._ledger = Ledger()
+        self._lost = False  # a part of the log: what is left of it may seem to break rules
         self._solos = 0
 
     def close(self) -> None:
@@ -94,8 +97,9 @@ class Driver:
     def again(self, case: Case, one_by_one: bool) -> Driven:
         """Run a case's requests once more, on a fresh engine; one at a time is as under a global lock."""
         try:
-            self._known = info = self._host.restart()
-            self._ledger = Ledger()
+            begun = time.monotonic()
+            info = self._host.restart()
+            self._begin(self._config(case), info, begun)
             return self._run(case, info, one_by_one)
         except AdapterError as error:
             return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error))
@@ -108,26 +112,35 @@ class Driver:
         request = Request(f"noise/{self._solos}", prompt, n)
         return self._call([(Prompt("", "", prompt, 0, (), ()), request)])[0][0]
 
+    def _config(self, case: Case) -> EngineConfig:
+        return self._settings.config(case, self._plan.pool_size)
+
     def _open(self, case: Case) -> EngineInfo:
         begun = time.monotonic()
-        config = self._settings.config(case, self._plan.pool_size)
+        config = self._config(case)
         info = self._host.open(config)
         self._started = True
+        if info is self._known and self._lost:
+            info = self._host.restart()
         if info is not self._known:
-            self._known, self._ledger = info, Ledger()
-            self._opened(
-                EngineRecord(
-                    config={k: v for k, v in vars(config).items() if v is not None},
-                    name=info.name,
-                    version=info.version,
-                    block_size=info.block_size,
-                    capabilities={
-                        name: {"state": str(c.state), "reason": c.reason} for name, c in info.capabilities.items()
-                    },
-                    seconds=time.monotonic() - begun,
-                )
-            )
+            self._begin(config, info, begun)
         return info
+
+    def _begin(self, config: EngineConfig, info: EngineInfo, begun: float) -> None:
+        """Start with an engine that has just been opened, and holds nothing yet."""
+        self._known, self._ledger, self._lost = info, Ledger(), False
+        self._opened(
+            EngineRecord(
+                config={k: v for k, v in vars(config).items() if v is not None},
+                name=info.name,
+                version=info.version,
+                block_size=info.block_size,
+                capabilities={
+                    name: {"state": str(c.state), "reason": c.reason} for name, c in info.capabilities.items()
+                },
+                seconds=time.monotonic() - begun,
+            )
+        )
 
     def _run(self, case: Case, info: EngineInfo, one_by_one: bool = False) -> Driven:
         begun = time.monotonic()
@@ -138,10 +151,12 @@ class Driver:
             # An engine that shares only what is finished: begin anew, with every prefix in the cache.
             self._host.reset_cache()
             primers = _primers(case, prompts)
-            _, priming = self._round(case, primers, one_by_one=True, n=2)
+            primed, priming = self._round(case, primers, one_by_one=True, n=2)
             warm, more = self._round(case, [replace(p, name=f"{p.name}-primed") for p in prompts], one_by_one)
             control = _control(warm, primers)
-            answers, events = [*answers, *warm], [*events, *priming, *more]
+            # A primer asks nothing, so that golden's margins say little of its output: it counts where it is hit.
+            answers = [*answers, *(answer for answer in primed if answer.breaches), *warm]
+            events = [*events, *priming, *more]
         return Driven(case, info, tuple(answers), control, tuple(events), time.monotonic() - begun)
 
     def _round(
@@ -159,10 +174,14 @@ class Driver:
             events += seen
         return answers, events
 
-    def _call(self, sent: Sequence[tuple[Prompt, Request]]) -> tuple[list[Answer], Iterable[CacheEvent]]:
+    def _call(self, sent: Sequence[tuple[Prompt, Request]]) -> tuple[list[Answer], tuple[CacheEvent, ...]]:
         requests = [request for _, request in sent]
-        completions = check_completions(requests, self._host.generate(requests), self._plan.model.vocabulary)
-        seen = check_observed(requests, self._host.observe()) if self._settings.plan.observe else Observed()
+        try:
+            completions = check_completions(requests, self._host.generate(requests), self._plan.model.vocabulary)
+        except AdapterError:
+            self._give_up(requests)
+            raise
+        seen = self._observe(requests)
         tokens = {r.id: (*r.prompt, *c.tokens) for r, c in zip(requests, completions, strict=True)}
         breaches = self._ledger.replay(seen.events, tokens)
         answers = [
@@ -170,6 +189,21 @@ class Driver:
             for (prompt, r), completion in zip(sent, completions, strict=True)
         ]
         return answers, seen.events
+
+    def _give_up(self, requests: Sequence[Request]) -> None:
+        """Take what an engine that lives on has noted of a failed call, or it would seem to be of the next one."""
+        if self._host.info is self._known:
+            with suppress(AdapterError):
+                self._ledger.replay_failed(self._observe([]).events, {r.id: r.prompt for r in requests})
+
+    def _observe(self, requests: Sequence[Request]) -> Observed:
+        if not self._settings.plan.observe:
+            return Observed()
+        try:
+            return check_observed(requests, self._host.observe())
+        except AdapterError:
+            self._lost = True
+            raise
 
 
 def _control(answers: Sequence[Answer], before: Sequence[Prompt] = ()) -> Control:

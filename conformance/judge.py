@@ -19,12 +19,16 @@ class Ruling:
     ties: int = 0
 
 
-def rule(case: Case, control: Control, block_size: int | None, findings: Sequence[Finding], ties: int) -> Ruling:
-    """The outcome of a case from its findings and its positive control."""
+def rule(
+    case: Case, control: Control, block_size: int | None, findings: Sequence[Finding], ties: int, unseen: str = ""
+) -> Ruling:
+    """The outcome of a case from its findings and its positive controls; `unseen` is why silence shows nothing."""
     if findings:
         first = min(findings, key=lambda finding: (finding.source is None, finding.first_step))
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         return Ruling(Outcome.VIOLATES, first.summary + more, tuple(findings), ties)
+    if unseen:
+        return Ruling(Outcome.INCONCLUSIVE, unseen, (), ties)
     outcome, reason = _without_findings(case, control, block_size)
     tied = f" up to {ties} numeric tie{'s' if ties > 1 else ''}" if ties and outcome is Outcome.CONFORMS else ""
     return Ruling(outcome, reason + tied, (), ties)

@@ -2,36 +2,55 @@
 
 Epsilon is `FACTOR` times the largest margin error over at least `POSITIONS` positions, and is then held against others
 that were not used to find it. Errors are measured between golden and golden in mathematically equal shapes,
-and between golden and the engine's own runs of one request at a time. The latter tell how far attention is apart too:
-half of them make the thresholds, the other half is held against these.
+and between golden and the engine's own runs of one request at a time. Both tell how far attention is apart too: half of
+what they show makes the thresholds, the other half is held against these.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfence.adapters.api import Completion
-from kvfence.adapters.observation import Attention
+from kvfence.conformance.driver import Answer
 from kvfence.conformance.oracles.attention import Comparison, Thresholds
+from kvfence.reference_impl.attention import LastQueries, total_variation
 from kvfence.reference_impl.golden import Golden
 from kvfence.reports.records import NoiseRecord
 
 FACTOR = 4.0
 POSITIONS = 10_000
 EXACT_POSITIONS = 1_000  # where epsilon judges no tokens, only logprobs: the model is exact
-ATTENTION_LIMIT = 0.25  # total variation beyond which solo runs cannot be clean
+ATTENTION_LIMIT = 0.25  # total variation beyond which runs cannot be clean
+ATTENTION_STEPS = 32  # last ones of a sequence whose attention is compared in equal shapes
+ATTENTION_RUNS = 16  # sequences in equal shapes that are watched
 BUCKETS = (128, 512, 2048, 8192)  # longest position (tokens) of each length bucket
 BATCH_TOKENS = 2_048  # of a padded batch; its logits over a large vocabulary must fit in memory
 DECODED = 4  # tokens computed one by one, as an engine decodes them
 SOLO_LIMIT = 8.0  # times golden's own noise beyond which an engine's solo runs are not its equal
 
 Errors = Iterator[list[float]]  # margin errors (logits) of consecutive positions, a sequence at a time
-Shifts = NDArray[np.float32]  # [n, layers, heads] total variation between an engine's attention and golden's
-Solo = Callable[[tuple[int, ...], int], tuple[Completion, Attention | None]]
+Shifts = NDArray[np.float32]  # [n, layers, heads] total variation of attention from golden's
+Solo = Callable[[tuple[int, ...], int], Answer]
+
+
+@dataclass
+class Clean:
+    """What clean runs show beside margins: how far attention is apart, and whether they are clean at all."""
+
+    watch: bool  # whether attention is compared
+    shapes: list[Shifts] = field(default_factory=list)  # of each sequence in an equal shape
+    solo: list[Shifts] = field(default_factory=list)  # of each run of the engine that showed its attention
+    runs: int = 0  # of the engine
+    breach: str = ""  # the first rule of ownership that one of these broke, and how
+
+    @property
+    def watched(self) -> bool:
+        """Whether equal shapes need no more watching."""
+        return not self.watch or len(self.shapes) >= ATTENTION_RUNS
 
 
 def bucket_of(length: int) -> int:
@@ -39,11 +58,11 @@ def bucket_of(length: int) -> int:
     return next((bucket for bucket in BUCKETS if length <= bucket), BUCKETS[-1])
 
 
-def equal_shapes(golden: Golden, sequences: Iterator[tuple[int, ...]], floor: int) -> Errors:
+def equal_shapes(golden: Golden, sequences: Iterator[tuple[int, ...]], floor: int, clean: Clean) -> Errors:
     """Errors of golden in mathematically equal shapes against golden alone, at positions from `floor` on.
 
     Sequences are laid out as padded batches; every second one is also computed on a reused prefix and its last tokens
-    one by one.
+    one by one. How far attention of the last `ATTENTION_STEPS` is apart is added to `clean`, until that is enough.
     """
     from kvfence.reference_impl import shapes
 
@@ -53,25 +72,31 @@ def equal_shapes(golden: Golden, sequences: Iterator[tuple[int, ...]], floor: in
     while batch := list(islice(sequences, rows)):
         # Unequal lengths, so that rows of the batch really are padded.
         cut = [tokens[: len(tokens) - i] for i, tokens in enumerate(batch)]
-        together = shapes.padded(golden.model, cut)
+        beside = _watch(clean, cut)
+        together = shapes.padded(golden.model, cut, visit=beside)
         for i, (tokens, padded) in enumerate(zip(cut, together, strict=True)):
-            reference = shapes.alone(golden.model, tokens)
-            others = [padded]
+            own, reusing = (_watch(clean, [tokens]) for _ in range(2))
+            reference = shapes.alone(golden.model, tokens, own)
+            others = [(padded, beside, i)]
             if i % 2:
-                others.append(shapes.prefix_reused(golden.model, tokens, len(tokens) // 2, DECODED))
-            for other in others:
+                reused = shapes.prefix_reused(golden.model, tokens, len(tokens) // 2, DECODED, reusing)
+                others.append((reused, reusing, 0))
+            for other, seen, row in others:
+                if own and seen:
+                    clean.shapes.append(total_variation(own.rows(0), seen.rows(row)))
                 yield shapes.margin_errors(reference[floor:], other[floor:]).tolist()
 
 
-def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n: int, shifts: list[Shifts]) -> Errors:
+def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n: int, clean: Clean) -> Errors:
     """Errors of the engine's own runs of one request at a time, `n` tokens each, against golden.
 
-    Where attention is observed, that of each run is compared too and appended to `shifts`. Without logprobs of other
-    tokens than the emitted one, errors are zeros.
+    What these runs show beside is added to `clean`. Without logprobs of other tokens than the emitted one, errors are
+    zeros.
     """
     for prompt in prompts:
-        completion, attention = solo(prompt, n)
-        comparison = Comparison(attention) if attention else None
+        answer = solo(prompt, n)
+        completion = answer.completion
+        comparison = Comparison(answer.attention, golden.layers) if clean.watch and answer.attention else None
         logits = golden.logits([*prompt, *completion.tokens[:-1]], keep=n, visit=comparison)
         errors = [0.0] * n
         for step, best in enumerate(completion.top_logprobs or ()):
@@ -79,8 +104,10 @@ def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n:
             here = logits[step]
             moved = [abs((other - logprob) - float(here[t] - here[token])) for t, other in best[1:]]
             errors[step] = max(moved, default=0.0)
+        clean.runs += 1
+        clean.breach = clean.breach or next((f"{b.victim} {b.told}" for b in answer.breaches), "")
         if comparison:
-            shifts.append(comparison.shifts)
+            clean.solo.append(comparison.shifts)
         yield errors
 
 
@@ -109,20 +136,45 @@ def calibrate(
     )
 
 
-def attention_noise(shifts: list[Shifts], resolution: float) -> tuple[Thresholds, dict[str, Any]]:
-    """Thresholds from one half of clean runs, and what a `NoiseRecord` says of it.
+def watch_on(clean: Clean, shapes: Errors, runs: Errors, n: int) -> None:
+    """Go on until so many equal shapes are watched as it takes, and `n` runs of the engine are made."""
+    while not clean.watched:
+        next(shapes)
+    while clean.runs < n:
+        next(runs)
 
-    `resolution` is the rounding step of a probability. Every second run is held out.
+
+def attention_noise(clean: Clean, resolution: float) -> tuple[Thresholds, dict[str, Any]]:
+    """Thresholds from one half of what clean runs show, and what a `NoiseRecord` says of it.
+
+    `resolution` is the rounding step of a probability. Every second run, and every second equal shape, is held out.
     """
-    kept, held = np.concatenate(shifts[::2]), np.concatenate(shifts[1::2])
+    kept = np.concatenate([*clean.solo[::2], *clean.shapes[::2]])
+    held = np.concatenate([*clean.solo[1::2], *clean.shapes[1::2]])
     thresholds = Thresholds.of(kept, resolution)
-    excess = float((held / thresholds.values).max())
+    largest, excess = float(kept.max()), float((held / thresholds.values).max())
+    reason = "the engine showed it in none of its solo runs" if clean.runs and not clean.solo else ""
+    # Written so that NaN, from an overflow, is no bound.
+    if not largest <= ATTENTION_LIMIT:
+        reason = f"it shifts by {largest:.3g} of total variation in runs that should be clean, above {ATTENTION_LIMIT}"
+    elif not excess <= 1:
+        reason = f"its noise is not bounded: held-out runs shift it by {excess:.3g} times the thresholds"
     return thresholds, {
         "attention_positions": len(kept),
-        "attention_max": float(kept.max()),
+        "attention_max": largest,
         "attention_held_out": excess,
-        "attention_judged": float(kept.max()) <= ATTENTION_LIMIT and excess <= 1,
+        "attention_judged": not reason,
+        "attention_reason": reason,
     }
+
+
+def solo_fault(clean: Clean) -> str:
+    """What the engine's own runs of one request at a time show to be wrong with it, in one line, or nothing."""
+    if clean.breach:
+        return f"solo runs broke a rule of ownership: {clean.breach}"
+    if clean.watch and len(clean.solo) < clean.runs:
+        return f"the engine says it shows attention, and showed it in {len(clean.solo)} of {clean.runs} solo runs"
+    return ""
 
 
 def complaint(noise: NoiseRecord) -> str | None:
@@ -140,6 +192,10 @@ def complaint(noise: NoiseRecord) -> str | None:
         error = f"held-out error {noise.held_out_max:.3g} above epsilon {noise.epsilon:.3g} logits"
         return f"noise in {noise.dtype} is not bounded: {error}"
     return None
+
+
+def _watch(clean: Clean, sequences: list[tuple[int, ...]]) -> LastQueries | None:
+    return None if clean.watched else LastQueries([len(tokens) for tokens in sequences], ATTENTION_STEPS)
 
 
 def _take(errors: Errors, positions: int) -> list[float]:

@@ -10,8 +10,6 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
-from kvfence.adapters.api import Completion
-from kvfence.adapters.observation import Attention
 from kvfence.conformance.case import Case
 from kvfence.conformance.case_record import case_record
 from kvfence.conformance.driver import Driven, Driver
@@ -93,11 +91,7 @@ class Suite:
                 yield pending.result()
 
     def _drive(self, case: Case) -> Driven:
-        def solo(prompt: tuple[int, ...], n: int) -> tuple[Completion, Attention | None]:
-            answer = self._driver.solo(prompt, n)
-            return answer.completion, answer.attention
-
-        return self._driver.drive(case, lambda info: self._yardstick.prepare(case, info, solo))
+        return self._driver.drive(case, lambda info: self._yardstick.prepare(case, info, self._driver.solo))
 
     def _record(self, judged: Judged) -> CaseRecord:
         record = case_record(self.settings, judged)

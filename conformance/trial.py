@@ -4,17 +4,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from kvfence.adapters.api import EngineFaultError
+from kvfence.conformance.case import Case
 from kvfence.conformance.driver import Answer, Driven
 from kvfence.conformance.evidence import Evidence, Observation, ask
 from kvfence.conformance.judge import Ruling, rule
-from kvfence.conformance.oracles.attention import Comparison, Thresholds
+from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.victim import finding
-from kvfence.conformance.yardstick import Yardstick
+from kvfence.conformance.yardstick import Calibration, Yardstick
 from kvfence.reference_impl.golden import Golden
-from kvfence.reports.finding import Telltale
+from kvfence.reports.finding import Finding, Telltale
 from kvfence.reports.outcome import Outcome
 
 Tokens = Sequence[int]
@@ -49,53 +51,71 @@ class Trial:
         if driven.outcome is not None:
             return Judged(driven, Ruling(driven.outcome, driven.reason))
         case, layout = driven.case, self.plan.layout(driven.case)
-        golden = self.yardstick.golden(case.dtype)
-        thresholds = self.yardstick.thresholds(case)
-        observations = tuple(_observe(golden, answer, thresholds) for answer in driven.answers)
+        golden, scale = self.yardstick.golden(case.dtype), self.yardstick.calibration(case)
+        try:
+            observations = tuple(_observe(golden, answer, scale) for answer in driven.answers)
+        except EngineFaultError as error:
+            return Judged(driven, Ruling(Outcome.SUITE_ERROR, str(error)))
         for observation in observations:
             self._owners.add(Owner(case.id, observation.prompt.name), observation.prompt.words)
-        tolerance, complaint = self.yardstick.tolerance(case)
-        evidence = tuple(ask(case, o, tolerance, thresholds, self._owners, layout) for o in observations)
+        evidence = tuple(self._ask(case, observation, scale) for observation in observations)
         baselines = tuple(self._baseline(golden, o) for o in observations)
         secrets = {word: o.prompt.name for o in observations for word in o.prompt.secret}
         findings = tuple(
-            finding(case, o, e, expected, secrets, layout, tolerance.epsilon)
+            finding(case, o, e, expected, secrets, layout, scale.tolerance.epsilon)
             for o, e, expected in zip(observations, evidence, baselines, strict=True)
             if e.oracles
         )
-        ties = sum(len(e.golden.ties) for e in evidence)
-        hard = {oracle for found in findings for oracle in found.oracles} - {"golden", "attention"}
-        if complaint and not tolerance.exact and not hard:
-            ruling = Ruling(Outcome.INCONCLUSIVE, complaint, (), ties)
-        else:
-            assert driven.info is not None
-            assert driven.control is not None
-            ruling = rule(case, driven.control, driven.info.block_size, findings, ties)
+        ruling = self._rule(driven, scale, evidence, findings)
         telltales = _telltales(driven, evidence) if ruling.findings else ()
         return Judged(driven, ruling, observations, evidence, baselines, telltales, time.monotonic() - begun)
 
+    def _rule(
+        self, driven: Driven, scale: Calibration, evidence: Sequence[Evidence], findings: Sequence[Finding]
+    ) -> Ruling:
+        assert driven.info is not None
+        assert driven.control is not None
+        observe = self.settings.plan.observe
+        ties = sum(len(e.golden.ties) for e in evidence)
+        unseen = scale.fault or not_shown(driven, observe)
+        hard = {oracle for found in findings for oracle in found.oracles} - {"golden", "attention"}
+        if scale.doubt and not hard:
+            ruling = Ruling(Outcome.INCONCLUSIVE, unseen or scale.doubt, (), ties)
+        else:
+            ruling = rule(driven.case, driven.control, driven.info.block_size, findings, ties, unseen)
+        shown = "attention" in observe and driven.info.can("attention")
+        if shown and scale.thresholds is None and ruling.reason != unseen:
+            return replace(ruling, reason=f"{ruling.reason}; attention not judged: {scale.unjudged}")
+        return ruling
+
     def locked(self, judged: Judged, together: Driven, alone: Driven) -> Judged:
         """Add what a violating case says when it is run again on fresh engines: as it was, and under a global lock."""
+        try:
+            told = self._retold(together, alone)
+        except EngineFaultError as error:
+            told = f"it could not be tried again: {error}"
+        return replace(judged, telltales=(*judged.telltales, Telltale("lock", "", None, None, told)))
+
+    def _retold(self, together: Driven, alone: Driven) -> str:
         harmed = [self._harmed(driven) for driven in (together, alone)]
         if failed := next((driven for driven in (together, alone) if driven.outcome is not None), None):
-            told = f"it could not be tried again: {failed.reason}"
-        elif not harmed[0]:
-            told = "on a fresh engine the same requests, together, are golden's: it takes what came before them"
-        elif not harmed[1]:
-            told = "on a fresh engine, one request at a time, all outputs are golden's: it takes two at once"
-        else:
-            told = f"on a fresh engine, one request at a time, {', '.join(harmed[1])} still left golden"
-        return replace(judged, telltales=(*judged.telltales, Telltale("lock", "", None, None, told)))
+            return f"it could not be tried again: {failed.reason}"
+        if not harmed[0]:
+            return "on a fresh engine the same requests, together, are golden's: it takes what came before them"
+        if not harmed[1]:
+            return "on a fresh engine, one request at a time, all outputs are golden's: it takes two at once"
+        return f"on a fresh engine, one request at a time, {', '.join(harmed[1])} still left golden"
 
     def _harmed(self, driven: Driven) -> list[str]:
         """Names of the requests of a case run again that any oracle finds harmed."""
         if driven.outcome is not None:
             return []
-        case, golden = driven.case, self.yardstick.golden(driven.case.dtype)
-        tolerance, _ = self.yardstick.tolerance(case)
-        thresholds, layout = self.yardstick.thresholds(case), self.plan.layout(case)
-        seen = [_observe(golden, answer, thresholds) for answer in driven.answers]
-        return [o.prompt.name for o in seen if ask(case, o, tolerance, thresholds, self._owners, layout).oracles]
+        golden, scale = self.yardstick.golden(driven.case.dtype), self.yardstick.calibration(driven.case)
+        seen = [_observe(golden, answer, scale) for answer in driven.answers]
+        return [o.prompt.name for o in seen if self._ask(driven.case, o, scale).oracles]
+
+    def _ask(self, case: Case, observation: Observation, scale: Calibration) -> Evidence:
+        return ask(case, observation, scale.tolerance, scale.thresholds, self._owners, self.plan.layout(case))
 
     def _baseline(self, golden: Golden, observation: Observation) -> Tokens:
         """Golden's own output, which is the engine's where golden would have chosen each of its tokens."""
@@ -108,8 +128,23 @@ class Trial:
         return golden.output(observation.prompt.tokens, len(tokens))
 
 
-def _observe(golden: Golden, answer: Answer, thresholds: Thresholds | None) -> Observation:
-    comparison = Comparison(answer.attention) if answer.attention and thresholds else None
+def not_shown(driven: Driven, observe: Sequence[str]) -> str:
+    """What an engine says it shows and, asked to `observe` it, did not show of some requests; one line, or nothing."""
+    logged = {event.request for event in driven.events}
+    requests = [answer.prompt.name for answer in driven.answers]
+    missing = {
+        "attention": [answer.prompt.name for answer in driven.answers if answer.attention is None],
+        "events": [name for name in requests if f"{driven.case.id}/{name}" not in logged],
+    }
+    for name, of in missing.items():
+        if name in observe and driven.info and driven.info.can(name) and of:
+            whom = "any request" if len(of) == len(requests) else ", ".join(of)
+            return f"the engine says it shows {name}, and showed none of {whom}"
+    return ""
+
+
+def _observe(golden: Golden, answer: Answer, scale: Calibration) -> Observation:
+    comparison = Comparison(answer.attention, golden.layers) if answer.attention and scale.comparable else None
     verification = golden.verify(answer.prompt.tokens, answer.completion.tokens, comparison)
     return Observation(answer.prompt, answer.completion, verification, comparison, answer.breaches)
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from itertools import cycle, islice
+from dataclasses import dataclass, replace
+from itertools import cycle
 
-from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance import noise
 from kvfence.conformance.case import Case
@@ -13,10 +12,23 @@ from kvfence.conformance.oracles.attention import Thresholds
 from kvfence.conformance.oracles.golden import Tolerance
 from kvfence.conformance.plan import NOISE_SEED, Plan
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.reference_impl.attention import watchable
 from kvfence.reference_impl.golden import Golden, GoldenError
 from kvfence.reports.records import NoiseRecord, Writer
 
 SOLO_TOKENS = 32  # of one solo run
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a prepared case is judged by. Reasons are one line, and empty where there is nothing to say."""
+
+    tolerance: Tolerance
+    thresholds: Thresholds | None  # None = attention is not judged
+    comparable: bool  # whether golden can show attention beside an engine's
+    doubt: str  # why golden's and attention's findings cannot be relied on
+    fault: str  # what the solo runs show to be wrong with the engine, so that silence cannot be relied on
+    unjudged: str  # why attention is not judged, where the engine shows it
 
 
 class Yardstick:
@@ -27,6 +39,7 @@ class Yardstick:
         self._exact = plan.model.kind == "canary"
         self._calibrated: dict[tuple[str, int], NoiseRecord] = {}
         self._thresholds: dict[tuple[str, int], Thresholds] = {}
+        self._comparable: dict[tuple[str, int], bool] = {}
         self._loader = ThreadPoolExecutor(1)
         # Begun at once: the engine's process is starting meanwhile, and both take their time to import.
         self._dtype = plan.cases[0].dtype
@@ -57,15 +70,20 @@ class Yardstick:
         self._writer.write(record)
         return True
 
-    def tolerance(self, case: Case) -> tuple[Tolerance, str | None]:
-        """What rounding may explain in a prepared case, and why that measurement cannot be relied on, if so."""
-        record = self._calibrated[self._key(case)]
-        return Tolerance(record.epsilon, self._exact), noise.complaint(record)
-
-    def thresholds(self, case: Case) -> Thresholds | None:
-        """What noise may do to attention in a prepared case; None where it was not observed, or was not bounded."""
-        judged = self._calibrated[self._key(case)].attention_judged
-        return self._thresholds[self._key(case)] if judged else None
+    def calibration(self, case: Case) -> Calibration:
+        """What a prepared case is judged by."""
+        key = self._key(case)
+        record = self._calibrated[key]
+        judged = record.attention_judged
+        return Calibration(
+            # An exact model is judged without epsilon.
+            tolerance=Tolerance(record.epsilon, self._exact),
+            thresholds=self._thresholds[key] if judged else None,
+            comparable=self._comparable[key],
+            doubt="" if self._exact else noise.complaint(record) or "",
+            fault=record.solo_fault,
+            unjudged="" if judged else record.attention_reason or "its noise was measured where it was not shown",
+        )
 
     def _load(self, dtype: str | None = None) -> Future[Golden]:
         return self._loader.submit(Golden.load, self._plan.model.path, dtype or self._dtype, self._settings.device)
@@ -78,26 +96,28 @@ class Yardstick:
         dtype, bucket = key = self._key(case)
         longest = max(self._plan.length(other) for other in self._plan.cases if self._key(other) == key)
         shorter = max((b for b in noise.BUCKETS if b < bucket), default=0)
-        prompts = self._samples(max(1, longest - SOLO_TOKENS))
+        asked = "attention" in self._settings.plan.observe and info.can("attention")
+        blind = watchable(golden.model) if asked else None
+        clean = noise.Clean(watch=asked and not blind)
+        self._comparable[key] = clean.watch
+        shapes = noise.equal_shapes(golden, self._samples(longest), min(shorter, longest // 2), clean)
+        runs = noise.solo_runs(golden, solo, self._samples(max(1, longest - SOLO_TOKENS)), SOLO_TOKENS, clean)
         positions = self._settings.plan.solo_positions
-        shifts: list[noise.Shifts] = []
-        runs = noise.solo_runs(golden, solo, prompts, SOLO_TOKENS, shifts)
         record = noise.calibrate(
-            noise.equal_shapes(golden, self._samples(longest), floor=min(shorter, longest // 2)),
+            shapes,
             runs if info.can("top_logprobs") else None,
             (noise.EXACT_POSITIONS if self._exact else noise.POSITIONS, positions),
             golden.resolution(next(self._samples(longest))),
             dtype,
             bucket,
         )
-        if "attention" not in self._settings.plan.observe or not info.can("attention"):
-            return record
-        if not info.can("top_logprobs"):
-            list(islice(runs, positions // SOLO_TOKENS))
-        if len(shifts) < 2:
-            raise EngineFaultError("the engine says it shows its attention, and showed none of requests run alone")
-        self._thresholds[key], figures = noise.attention_noise(shifts, golden.rounding)
-        return replace(record, **figures)
+        if clean.watch:
+            # Margins may have needed fewer of either.
+            noise.watch_on(clean, shapes, runs, positions // SOLO_TOKENS)
+            self._thresholds[key], figures = noise.attention_noise(clean, golden.rounding)
+            record = replace(record, **figures)
+        reason = f"golden cannot show it: {blind}" if blind else record.attention_reason
+        return replace(record, attention_reason=reason, solo_fault=noise.solo_fault(clean))
 
     def _samples(self, length: int) -> Iterator[tuple[int, ...]]:
         for layout in cycle(self._plan.write_layouts(self._settings.seed + NOISE_SEED).values()):

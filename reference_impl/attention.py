@@ -5,7 +5,8 @@ place calls it and then shows its arguments to whoever watches the model; probab
 the few queries that matter, so that whole matrices never exist.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -109,16 +110,58 @@ def summarise(probabilities: Tensor, at: Tensor) -> tuple[NDArray[Any], ...]:
     return tuple(t.cpu().numpy() for t in (rows, values[..., 0], entropy, top.to(torch.int32)))
 
 
+@dataclass(frozen=True)
+class Attended:
+    """Attention of the query that one output token comes from; keys are told by distance, as `summarise` does."""
+
+    rows: NDArray[np.float32]  # [layers, heads, bins] probability, summed over the keys of each distance bin
+    maximum: NDArray[np.float32]  # [layers, heads] largest probability of a key
+    entropy: NDArray[np.float32]  # [layers, heads] nats
+    top: NDArray[np.int32]  # [layers, heads, 3] distances of the keys of largest probability; -1 = no such key
+    foreign: NDArray[np.float32]  # [layers, heads] probability of keys that are not the sequence's own
+
+
+class LastQueries:
+    """A visit that keeps the rows of the last `n` queries of sequences, over all forwards of them that it is shown.
+
+    A sequence of `lengths` is the end of its row of the batch; the keys before it are padding, and not looked at.
+    """
+
+    def __init__(self, lengths: Sequence[int], n: int) -> None:
+        self._lengths, self._n = lengths, n
+        # By sequence and layer: [heads, queries, bins] of each forward.
+        self._seen: list[defaultdict[int, list[NDArray[np.float32]]]] = [defaultdict(list) for _ in lengths]
+
+    def __call__(self, call: Call) -> None:
+        batch = probabilities(call, slice(-self._n, None))
+        for row, length, layers in zip(batch, self._lengths, self._seen, strict=True):
+            keys = min(length, row.shape[-1])
+            queries = min(row.shape[-2], keys)
+            at = torch.arange(keys - queries, keys, device=row.device)
+            layers[call.layer].append(summarise(row[:, -queries:, -keys:], at)[0])
+
+    def rows(self, sequence: int) -> NDArray[np.float32]:
+        """Rows [n, layers, heads, bins] of a sequence; fewer than n where it is shorter."""
+        layers = [self._seen[sequence][layer] for layer in sorted(self._seen[sequence])]
+        bins = max(part.shape[-1] for parts in layers for part in parts)
+        filled = [np.concatenate([_fill(part, bins) for part in parts], axis=1)[:, -self._n :] for parts in layers]
+        return np.stack(filled).transpose(2, 0, 1, 3)
+
+
 def total_variation(p: NDArray[np.float32], q: NDArray[np.float32]) -> NDArray[np.float32]:
     """Total variation distance [...], 0 to 1, between rows [..., bins] of `summarise`; shorter rows end in zeros.
 
     Mass that a row lacks to 1 went to keys that are not among its own: it counts as a key of its own.
     """
     bins = max(p.shape[-1], q.shape[-1])
-    p, q = (np.pad(row, [(0, 0)] * (row.ndim - 1) + [(0, bins - row.shape[-1])]) for row in (p, q))
+    p, q = _fill(p, bins), _fill(q, bins)
     elsewhere = np.abs(p.sum(-1) - q.sum(-1))
     distance: NDArray[np.float32] = (np.abs(p - q).sum(-1) + elsewhere) / 2
     return distance
+
+
+def _fill(rows: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
+    return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, bins - rows.shape[-1])])
 
 
 def _attention_modules(model: Any) -> list[Any]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvfence.reference_impl.clock import Clock, Operation, Stream
+from kvfence.reference_impl.key import Namespace
 from kvfence.reference_impl.pool import SCRATCH, BlockPool, OutOfBlocksError
 from kvfence.reference_impl.radix import PrefixTree
+from kvfence.reference_impl.remote import RemoteStore
 from kvfence.reference_impl.sequence import BlockTable, Sequence, Swapped
 from kvfence.reference_impl.storage import Storage
 from kvfence.reference_impl.trace import Kind, Trace
@@ -22,6 +24,7 @@ class Retained:
     """Blocks kept for the next turn of a conversation, until somebody needs them more."""
 
     request: str
+    namespace: Namespace
     blocks: list[int]
     written: int
     operations: list[Operation]  # in flight when they were retained
@@ -37,7 +40,7 @@ class Draining:
 
 
 class KVCache:
-    """Pool, prefix tree and storage, kept consistent. Blocks change hands nowhere else."""
+    """Pool, prefix tree, storage and remote store, kept consistent. Blocks change hands nowhere else."""
 
     def __init__(
         self,
@@ -48,8 +51,10 @@ class KVCache:
         sharing: bool = True,
         copy_delay: int = 0,
         trace: Trace | None = None,
+        remote: RemoteStore | None = None,
     ) -> None:
         self.pool, self.tree, self.storage, self.clock = pool, tree, storage, clock
+        self.remote = RemoteStore(0) if remote is None else remote
         self.block_size = tree.block_size
         self.draining: list[Draining] = []
         self.retained: list[Retained] = []  # least recently used first
@@ -65,13 +70,13 @@ class KVCache:
         if not self.sharing:
             return 0
         blocks, length = self.tree.match(sequence.namespace, sequence.tokens[:-1])
-        self._share(sequence, blocks, length)
+        self._share(sequence, blocks, length, Kind.SHARE)
         sequence.published = length // self.block_size * self.block_size
         return length
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Give a new sequence everything its parent has written; none of it is copied before one of them writes."""
-        self._share(child, parent.table.blocks, parent.written)
+        self._share(child, parent.table.blocks, parent.written, Kind.FORK)
         child.published = parent.published
 
     def missing(self, sequence: Sequence, stop: int) -> int:
@@ -80,26 +85,27 @@ class KVCache:
         copies = sum(not self.pool.writable(block) for block in blocks[sequence.computed // self.block_size :])
         return copies + max(0, -(-stop // self.block_size) - len(blocks))
 
-    def reserve(self, sequence: Sequence, stop: int) -> None:
-        """Make positions from the first not computed one to `stop` writable.
-
-        Raises OutOfBlocksError, changing nothing.
-        """
+    def has_room(self, sequence: Sequence, stop: int) -> bool:
+        """Whether `reserve` will find the blocks; what is retained is dropped for it."""
         missing = self.missing(sequence, stop)
         self._make_room(missing)
-        if missing > self.pool.available:
-            raise OutOfBlocksError(f"request {sequence.id} needs {missing} blocks, {self.pool.available} can be had")
+        return missing <= self.pool.available
+
+    def reserve(self, sequence: Sequence, stop: int) -> None:
+        """Make positions from the first one not computed to `stop` writable. OutOfBlocksError changes nothing."""
+        if not self.has_room(sequence, stop):
+            raise OutOfBlocksError(f"request {sequence.id} needs {self.missing(sequence, stop)} blocks more")
         self._copy_on_write(sequence)
         table = sequence.table
         while table.capacity < stop:
             table.blocks.append(self._allocate(sequence.id))
 
-    def _share(self, sequence: Sequence, blocks: abc.Sequence[int], length: int) -> None:
+    def _share(self, sequence: Sequence, blocks: abc.Sequence[int], length: int, kind: Kind) -> None:
         for i, block in enumerate(blocks):
             if block != SCRATCH:
                 self.pool.share(block)
                 start = i * self.block_size
-                self._note(Kind.SHARE, sequence.id, block, length=min(self.block_size, length - start), position=start)
+                self._note(kind, sequence.id, block, length=min(self.block_size, length - start), position=start)
         sequence.table.blocks = list(blocks)
         sequence.computed = sequence.written = length
 
@@ -109,9 +115,10 @@ class KVCache:
         for i in range(sequence.computed // self.block_size, len(blocks)):
             if not self.pool.writable(old := blocks[i]):
                 new = blocks[i] = self._allocate(sequence.id)
-                copy = self._launch_copy(partial(self.storage.copy, old, new))
+                copy = self.launch(Stream.COPIES, partial(self.storage.copy, old, new), self._delay)
                 sequence.operations.append(copy)
-                self._note(Kind.COPY, sequence.id, new, length=sequence.computed % self.block_size, source=old)
+                start = i * self.block_size
+                self._note(Kind.COPY, sequence.id, new, length=sequence.computed - start, position=start, source=old)
                 self._let_go(sequence.id, [old], [copy])
 
     def _allocate(self, request: str) -> int:
@@ -121,23 +128,33 @@ class KVCache:
         self._note(Kind.ALLOCATE, request, block)
         return block
 
-    def _launch_copy(self, run: partial[None]) -> Operation:
-        # What launched steps still write must be in the source, and what they still read must not be overwritten.
-        return self.clock.launch(Stream.COPIES, run, self._delay, after=self.clock.in_flight(Stream.STEPS))
+    def launch(self, stream: Stream, run: abc.Callable[[], None], delay: int) -> Operation:
+        """Launch a copy or a transfer, behind the steps in flight: they may write its source and read its target."""
+        return self.clock.launch(stream, run, delay, after=self.clock.in_flight(Stream.STEPS))
 
     # Publishing.
 
     def publish(self, sequence: Sequence, tail: bool = False) -> None:
-        """Let others find what a sequence has written: whole blocks, and the `tail` too if it will write no more."""
+        """Let others find what a sequence has written: whole blocks, and the `tail` too if nothing will write to it.
+
+        The remote store gets the whole ones: at eviction there would be no time to wait for a transfer to it.
+        """
+        in_flight = sequence.in_flight()
+        tail = tail and all(operation.stream is not Stream.STEPS for operation in in_flight)
         n = sequence.written if tail else sequence.written // self.block_size * self.block_size
         if not self.sharing or n <= sequence.published:
             return
-        for operation in sequence.in_flight():
+        for operation in in_flight:
             if operation.stream is Stream.COPIES:
                 self.clock.wait(operation)
-        for block in self.tree.insert(sequence.namespace, sequence.tokens[:n], sequence.table.blocks):
+        blocks = sequence.table.blocks
+        for block in self.tree.insert(sequence.namespace, sequence.tokens[:n], blocks):
             self.pool.publish(block)
-            self._note(Kind.PUBLISH, sequence.id, block)
+            start = blocks.index(block) * self.block_size
+            length = min(self.block_size, n - start)
+            self._note(Kind.PUBLISH, sequence.id, block, length=length, position=start)
+            if self.remote.capacity and length == self.block_size:
+                self.remote.put(sequence.namespace, sequence.tokens[: start + length], self.storage.read([block]))
         sequence.published = n
 
     def evict(self, block: int) -> None:
@@ -145,8 +162,9 @@ class KVCache:
         self._withdraw(self.tree.remove(block))
 
     def reset(self) -> None:
-        """Forget every prefix."""
+        """Forget every prefix, here and in the remote store."""
         self._withdraw(self.tree.clear())
+        self.remote.clear()
 
     def _withdraw(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -207,9 +225,10 @@ class KVCache:
 
     def _make_room(self, blocks: int) -> None:
         """Have so many blocks available, if copies and transfers in flight or retained blocks stand in the way."""
+        # With a step in flight nothing is waited for: the step would land too, and change what is being planned.
         for draining in list(self.draining):
             for operation in draining.operations:
-                if operation.stream is not Stream.STEPS and self.pool.available < blocks:
+                if self.pool.available < blocks and not self.clock.in_flight(Stream.STEPS):
                     self.clock.wait(operation)
         while self.retained and self.pool.available < blocks:
             self.drop(self.retained[0])
@@ -219,15 +238,17 @@ class KVCache:
     def retain(self, sequence: Sequence) -> Retained:
         """Keep what a finished sequence has written, instead of releasing it."""
         self.publish(sequence, tail=True)
-        kept = Retained(sequence.id, sequence.table.blocks, sequence.written, sequence.in_flight())
+        kept = Retained(sequence.id, sequence.namespace, sequence.table.blocks, sequence.written, sequence.in_flight())
         sequence.table = BlockTable(self.block_size)
         self.retained.append(kept)
         return kept
 
     def resume(self, sequence: Sequence, kept: Retained) -> bool:
-        """Give a new sequence whose tokens begin with retained ones their blocks; False if they are gone."""
-        if kept not in self.retained:
+        """Give a new sequence whose tokens begin with retained ones their blocks; False if they cannot be used."""
+        if kept not in self.retained or kept.namespace != sequence.namespace:
             return False
+        for operation in kept.operations:
+            self.clock.wait(operation)
         self.retained.remove(kept)
         sequence.table.blocks = kept.blocks
         sequence.computed = sequence.written = kept.written
@@ -243,13 +264,14 @@ class KVCache:
 
     def swap_out(self, sequence: Sequence) -> None:
         """Copy what a sequence has written to the host and take its blocks."""
-        swapped = sequence.swapped = Swapped(sequence.written)
-        blocks = list(sequence.table.blocks)
+        entries = sequence.table.blocks[: -(-sequence.written // self.block_size)]
+        blocks = [block for block in entries if block != SCRATCH]
+        swapped = sequence.swapped = Swapped(sequence.written, len(entries) - len(blocks))
 
         def copy() -> None:
             swapped.pages = self.storage.read(blocks)
 
-        sequence.operations.append(self._launch_copy(partial(copy)))
+        sequence.operations.append(self.launch(Stream.COPIES, copy, self._delay))
         for block in blocks:
             self._note(Kind.SWAP_OUT, sequence.id, block)
         self.release(sequence)
@@ -258,27 +280,20 @@ class KVCache:
         """Give a swapped sequence blocks with its K/V again. Raises OutOfBlocksError, changing nothing."""
         assert sequence.swapped is not None
         swapped = sequence.swapped
-        self.reserve(sequence, swapped.written)
+        self.reserve(sequence, swapped.written - swapped.holes * self.block_size)
         blocks = list(sequence.table.blocks)
 
         def copy() -> None:
             assert swapped.pages is not None
             self.storage.restore(blocks, swapped.pages)
 
-        sequence.operations.append(self._launch_copy(partial(copy)))
+        sequence.operations.append(self.launch(Stream.COPIES, copy, self._delay))
         for block in blocks:
             self._note(Kind.SWAP_IN, sequence.id, block)
+        sequence.table.blocks[:0] = [SCRATCH] * swapped.holes
         sequence.computed = sequence.written = swapped.written
         sequence.swapped = None
 
-    def _note(
-        self,
-        kind: Kind,
-        request: str,
-        block: int,
-        length: int = 0,
-        position: int = 0,
-        source: int | None = None,
-    ) -> None:
+    def _note(self, kind: Kind, request: str, block: int, **where: int) -> None:
         if self._trace:
-            self._trace.add(kind, request, block, 0, length, position, source)
+            self._trace.add(kind, request, block, **where)

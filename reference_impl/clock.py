@@ -58,8 +58,8 @@ class Clock:
             if first.landed:  # waiting for a fence brought it about
                 continue
             queue.popleft()
+            first.landed = True  # for whoever is called by what it does, too
             first.run()
-            first.landed = True
             for call in first.then:
                 call()
 

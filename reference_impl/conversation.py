@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from kvfence.reference_impl.cache import KVCache, Retained
-from kvfence.reference_impl.key import Namespace
 from kvfence.reference_impl.sequence import Sequence
 
 
@@ -12,17 +11,17 @@ class Conversation:
     """History of prompts and outputs, and the validity mark: the blocks that are retained of it, None after an edit."""
 
     id: str
-    namespace: Namespace
+    salt: str | None  # of the tenant whose it is
     history: list[int] = field(default_factory=list)
     valid: Retained | None = None
     turn: Sequence | None = None  # the one that runs
 
     def begin(self, sequence: Sequence, cache: KVCache) -> None:
-        """Start a turn, on the retained K/V if the history is still what they were computed from."""
+        """Start a turn, on the retained K/V if history and namespace are still what they were computed from."""
         self.turn = sequence
         if self.valid and cache.resume(sequence, self.valid):
-            sequence.cached = min(self.valid.written, sequence.prompt)
-        self.valid = None
+            sequence.cached = self.valid.written
+        self.forget(cache)
 
     def end(self, sequence: Sequence, cache: KVCache) -> None:
         """A turn ended by itself: its tokens are history now, its K/V retained."""

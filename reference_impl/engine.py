@@ -7,21 +7,24 @@ it lands, the token that each row's logits choose is appended, and what was writ
 
 import itertools
 from collections import abc
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
+from kvfence.reference_impl.auditor import AuditError, Auditor, Breach
 from kvfence.reference_impl.clock import Stream
 from kvfence.reference_impl.conversation import Conversation
 from kvfence.reference_impl.draft import NGramDraft
-from kvfence.reference_impl.key import Namespace
-from kvfence.reference_impl.metrics import Metrics, StepMetrics
-from kvfence.reference_impl.runner import probe
+from kvfence.reference_impl.key import AdapterId, Media, Namespace
+from kvfence.reference_impl.media import in_order, unfit
+from kvfence.reference_impl.metrics import Metrics
 from kvfence.reference_impl.scheduler import Preemption, no_draft
-from kvfence.reference_impl.sequence import BlockTable, Finish, Row, Sequence, Status
+from kvfence.reference_impl.sequence import BlockTable, Finish, Sequence, Status
 from kvfence.reference_impl.settings import DEFAULT, PARTS, Parts, Settings
 from kvfence.reference_impl.trace import Trace
-from kvfence.reference_impl.worker import Result, Worker
+from kvfence.reference_impl.worker import Worker
 
 
 class EngineError(Exception):
@@ -34,7 +37,7 @@ class ReferenceEngine:
     def __init__(self, model: Any, settings: Settings = DEFAULT, parts: Parts = PARTS) -> None:
         self.settings = settings
         self.runner = parts.runner(model, settings.buckets)
-        shape, size = probe(self.runner), settings.block_size
+        shape, size = self.runner.shape, settings.block_size
         self.tags = parts.tags(settings.blocks * size, size) if settings.tags else None
         self.trace = Trace() if settings.trace else None
         self.clock = parts.clock()
@@ -42,19 +45,29 @@ class ReferenceEngine:
         self.storage = parts.storage(shape, settings.blocks, size, model.dtype, model.device, self.tags)
         delay = 2 * settings.depth
         tree = parts.tree(size)
-        self.cache = parts.cache(self.pool, tree, self.storage, self.clock, settings.sharing, delay, self.trace)
+        remote = parts.remote(settings.remote)
+        self.cache = parts.cache(self.pool, tree, self.storage, self.clock, settings.sharing, delay, self.trace, remote)
+        self.transfers = parts.transfers(self.cache, settings.transfer_steps, self.trace)
         draft = NGramDraft(settings.draft) if settings.draft else no_draft
         self.scheduler = parts.scheduler(
             self.cache, settings.max_concurrency, settings.token_budget, settings.preemption, draft
         )
         if settings.draft and settings.depth:
             raise EngineError("guessing ahead needs depth 0: a step is planned on what the last one accepted")
-        self.worker = Worker(self.runner, self.storage, settings.logprobs, self.trace)
-        self.metrics = Metrics()
-        self.epoch = 0
+        if (settings.audit or settings.attention) and not settings.tags:
+            raise EngineError("auditing and observing attention need owner tags: set tags")
         self.sequences: dict[str, Sequence] = {}  # that have not finished
+        self._auditor = Auditor(self.cache, self.sequences, self.tags, self.runner.window) if self.tags else None
+        self.worker = Worker(
+            self.runner, self.storage, settings.logprobs, self.trace, self._auditor, settings.attention
+        )
+        self.metrics = Metrics()
+        self._steps = parts.steps(
+            self.cache, self.worker, self.metrics, settings.depth, self.runner.window, self._finish
+        )
+        self.epoch = 0
         self.conversations: dict[str, Conversation] = {}
-        self._emitted: dict[str, list[int]] = {}
+        self.ending: Callable[[Sequence], None] | None = None  # is shown each sequence while it still has its blocks
         self._done: list[Sequence] = []
         self._names = itertools.count()
 
@@ -67,14 +80,17 @@ class ReferenceEngine:
         max_tokens: int,
         *,
         salt: str | None = None,
+        adapter: str | None = None,
+        media: Iterable[Media] = (),
         stop: Iterable[int] = (),
         timeout: int | None = None,
         conversation: str | None = None,
     ) -> Sequence:
         """Queue a request for `max_tokens` tokens, fewer if one of `stop` comes or `timeout` steps go by.
 
-        In a conversation `prompt` is what is new in this turn; the history goes before it.
-        Raises EngineError if the id is in use, the request is empty or the pool can never hold it.
+        In a conversation `prompt` is what is new in this turn; the history goes before it, and there can be no media.
+        Raises EngineError if the id is in use, the request is empty, the pool can never hold it, the conversation is
+        another tenant's, the adapter is not loaded, or the media do not fit the prompt.
         """
         talk = self._turn(conversation, salt) if conversation else None
         tokens = [*talk.history, *prompt] if talk else list(prompt)
@@ -84,12 +100,14 @@ class ReferenceEngine:
             raise EngineError(f"request {id} needs a prompt and at least one token of output")
         if (needed := len(tokens) + max_tokens - 1) > (room := (self.pool.size - 2) * self.settings.block_size):
             raise EngineError(f"request {id} needs {needed} tokens of KV; the pool has {room}")
+        items, adapters = in_order(media), self.runner.adapters
+        _refuse(id, unfit(items, len(tokens), talk is not None) or adapters.unknown(adapter))
         sequence = Sequence(
             id,
             tokens,
             len(tokens),
             max_tokens,
-            Namespace(salt, epoch=self.epoch),
+            Namespace(salt, adapters.id(adapter), items, self.epoch),
             BlockTable(self.settings.block_size),
             frozenset(stop),
             self.clock.now + timeout if timeout is not None else None,
@@ -98,33 +116,22 @@ class ReferenceEngine:
         if talk:
             talk.begin(sequence, self.cache)
         self._queue(sequence)
+        self.transfers.fetch(sequence)
         return sequence
 
     def fork(self, id: str, forced_first: abc.Sequence[int]) -> list[Sequence]:
-        """Children of a decoding request, one for each token: that token in place of the one it emitted last.
+        """Children of a request, one for each token: that token in place of the one it emitted last.
 
-        Raises EngineError unless the request has emitted a token and is in the batch.
+        Work in flight lands first, so that with depth 1 this may be another one than the caller knows of.
+        Raises EngineError unless the request has emitted a token.
         """
         self.settle()
-        parent = self._running(id)
-        if not parent.decoding:
-            raise EngineError(f"request {id} is in prefill; it can be forked once it has emitted a token")
+        parent = self._known(id)
+        if parent.length == parent.prompt:
+            raise EngineError(f"request {id} can be forked once it has emitted a token")
         children = []
         for token in forced_first:
-            child = Sequence(
-                self._name(id),
-                [*parent.tokens[:-1], token],
-                parent.prompt,
-                parent.max_tokens,
-                parent.namespace,
-                BlockTable(self.settings.block_size),
-                parent.stop,
-                parent.deadline,
-                emitted=len(parent.output) - 1,
-                logprobs=parent.logprobs[:-1],
-                top_logprobs=parent.top_logprobs[:-1],
-                submitted=self.clock.now,
-            )
+            child = parent.fork(self._name(parent.origin or id), token, self.clock.now)
             self.cache.fork(parent, child)
             self._queue(child)
             children.append(child)
@@ -141,33 +148,56 @@ class ReferenceEngine:
 
     def edit_history(self, conversation: str, history: abc.Sequence[int]) -> None:
         """Replace the history of a conversation. Raises EngineError if there is none or a turn of it runs."""
-        talk = self._turn(conversation)
+        if conversation not in self.conversations:
+            raise EngineError(f"there is no conversation {conversation}")
+        talk = self._turn(conversation, self.conversations[conversation].salt)
         talk.edit(list(history), self.cache)
 
     # The cache.
 
     def reset_cache(self) -> None:
         """Forget every prefix and every conversation's K/V."""
+        self.settle()
         for talk in self.conversations.values():
             talk.forget(self.cache)
         self.cache.reset()
 
     def new_weights(self) -> None:
-        """To be called after the model's weights have changed: nothing computed before is used any more."""
+        """To be called when the model's weights have been changed, after `settle`: nothing old is used any more."""
         self.settle()
         self.epoch += 1
-        for sequence in list(self.scheduler.running):
+        for sequence in reversed(list(self.scheduler.running)):
             self.scheduler.preempt(sequence, Preemption.RECOMPUTE)
         for sequence in self.sequences.values():
             self.cache.release(sequence)
-            sequence.swapped, sequence.status, sequence.lineage = None, Status.WAITING, []
-            sequence.namespace = Namespace(sequence.namespace.salt, epoch=self.epoch)
+            sequence.swapped, sequence.status = None, Status.WAITING
+            sequence.namespace = replace(sequence.namespace, epoch=self.epoch)
         self.reset_cache()
+
+    def load_adapter(self, name: str, deltas: abc.Mapping[str, Tensor]) -> AdapterId:
+        """Have requests run with `deltas` added to the model's parameters; under a known name it is a new version.
+
+        Raises EngineError if the model has no such parameters or a request runs with that name's last version.
+        """
+        self.settle()
+        adapters = self.runner.adapters
+        _refuse(name, adapters.unfit(deltas) or adapters.used(name, self.sequences.values()))
+        return adapters.load(name, deltas)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises EngineError if there is none or a request runs with it."""
+        self.settle()
+        adapters = self.runner.adapters
+        _refuse(name, adapters.unknown(name) or adapters.used(name, self.sequences.values()))
+        adapters.unload(name)
 
     # Steps.
 
     def step(self) -> dict[str, tuple[int, ...]]:
-        """Launch one forward pass and let time go on; the tokens that came out, by request."""
+        """Launch one forward pass and let time go on; the tokens that came out, by request.
+
+        Raises AuditError, where audits are on, if a rule is broken.
+        """
         for sequence in list(self.sequences.values()):
             if sequence.deadline is not None and sequence.deadline <= self.clock.now:
                 self._finish(sequence, Finish.TIMED_OUT)
@@ -175,101 +205,37 @@ class ReferenceEngine:
             self.trace.step = self.clock.now
         if self.clock.in_flight(Stream.STEPS) and self.scheduler.short():
             self.settle()
-        before = self.scheduler.preempted, self.metrics.rejected
         rows = self.scheduler.plan()
         if rows:
-            self._launch(rows)
+            self._steps.launch(rows)
         self.clock.tick()
-        emitted, self._emitted = self._emitted, {}
-        self.metrics.stepped(
-            StepMetrics(
-                step=self.clock.now - 1,
-                running=len(self.scheduler.running),
-                waiting=len(self.scheduler.waiting),
-                computed=sum(row.stop - row.start for row in rows),
-                emitted=sum(map(len, emitted.values())),
-                used=self.pool.used,
-                cached=self.pool.cached,
-                preempted=self.scheduler.preempted - before[0],
-                rejected=self.metrics.rejected - before[1],
-            )
-        )
-        return {id: tuple(tokens) for id, tokens in emitted.items()}
+        emitted = self._steps.emitted()
+        self.metrics.stepped(self.clock.now - 1, self.scheduler, rows, sum(map(len, emitted.values())))
+        if self.settings.audit and (breaches := self.audit()):
+            raise AuditError(breaches)
+        return emitted
 
     def settle(self) -> None:
         """Have everything in flight land."""
         self.clock.drain()
+
+    def audit(self) -> list[Breach]:
+        """Rules that are broken, or were in a forward pass since the last call. Raises EngineError without tags."""
+        if self._auditor is None:
+            raise EngineError("auditing needs owner tags: set tags")
+        return self._auditor.take()
 
     def finished(self) -> list[Sequence]:
         """Sequences that ended since the last call, in whatever way."""
         done, self._done = self._done, []
         return done
 
-    def _launch(self, rows: list[Row]) -> None:
-        for row in rows:
-            sequence = row.sequence
-            if sequence.admitted is None:
-                sequence.admitted = self.clock.now
-                self.metrics.admitted(sequence.prompt, sequence.cached, self.clock.now - sequence.submitted)
-        fences = [operation for row in rows for operation in row.sequence.in_flight()]
-        delay = self.settings.depth + 1 if self.settings.depth else 0
-        if not delay:
-            self.clock.launch(Stream.STEPS, partial(self._run, rows), after=fences)
-            return
-        launched = self.clock.launch(Stream.STEPS, partial(self._run, rows), delay, after=fences)
-        for row in rows:
-            row.sequence.operations.append(launched)
-
-    def _run(self, rows: list[Row]) -> None:
-        """A launched step lands."""
-        try:
-            results = self.worker.run(rows)
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            for row in rows:
-                row.sequence.error = reason
-                if row.sequence.status is not Status.FINISHED:
-                    self._finish(row.sequence, Finish.FAILED)
-            return
-        for result in results:
-            self._take(result)
-
-    def _take(self, result: Result) -> None:
-        """Append the tokens that a row gave; note what it has written."""
-        row, sequence, tokens = result.row, result.row.sequence, result.tokens
-        if row.samples:
-            sequence.pending -= 1
-        # Also to one that was withdrawn meanwhile: launched steps read its last token.
-        sequence.tokens += tokens
-        if sequence.status is Status.FINISHED:
-            return
-        sequence.logprobs += result.logprobs
-        sequence.top_logprobs += result.top_logprobs
-        sequence.written = row.stop - result.rejected
-        if row.draft:
-            self.metrics.accepted += len(row.draft) - result.rejected
-            self.metrics.rejected += result.rejected
-            sequence.computed = sequence.written
-            self.cache.trim(sequence)
-        self.cache.publish(sequence)
-        if self.runner.window:
-            self.cache.leave_window(sequence, sequence.written - self.runner.window + 1)
-        if tokens:
-            self._emit(sequence)
-        if tokens and tokens[-1] in sequence.stop:
-            self._finish(sequence, Finish.STOP)
-        elif len(sequence.output) >= sequence.max_tokens:
-            self._finish(sequence, Finish.LENGTH)
-
-    def _emit(self, sequence: Sequence) -> None:
-        new = sequence.output[sequence.emitted :]
-        sequence.emitted += len(new)
-        self._emitted.setdefault(sequence.id, []).extend(new)
-
     # Endings.
 
     def _finish(self, sequence: Sequence, why: Finish) -> None:
         """The end of a sequence, however it comes."""
+        if self.ending:
+            self.ending(sequence)
         self.scheduler.remove(sequence)
         sequence.status, sequence.finish, sequence.swapped = Status.FINISHED, why, None
         del self.sequences[sequence.id]
@@ -286,10 +252,10 @@ class ReferenceEngine:
         self.sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
 
-    def _turn(self, conversation: str, salt: str | None = None) -> Conversation:
-        talk = self.conversations.setdefault(
-            conversation, Conversation(conversation, Namespace(salt, epoch=self.epoch))
-        )
+    def _turn(self, conversation: str, salt: str | None) -> Conversation:
+        talk = self.conversations.setdefault(conversation, Conversation(conversation, salt))
+        if talk.salt != salt:
+            raise EngineError(f"conversation {conversation} is another tenant's")
         if talk.turn is not None:
             raise EngineError(f"a turn of conversation {conversation} is running")
         return talk
@@ -306,4 +272,9 @@ class ReferenceEngine:
         return sequence
 
     def _name(self, id: str) -> str:
-        return f"{id}.{next(self._names)}"
+        return next(name for n in self._names if (name := f"{id}.{n}") not in self.sequences)
+
+
+def _refuse(name: str, why: str | None) -> None:
+    if why:
+        raise EngineError(f"{name}: {why}")

@@ -99,6 +99,11 @@ class Golden:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     @property
+    def layers(self) -> int:
+        """Number of the model's layers."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
     def rounding(self) -> float:
         """The step to which a number near 1 can be told in the model's dtype."""
         return float(torch.finfo(self.model.dtype).eps)
@@ -123,6 +128,28 @@ class Golden:
             right = next((i for i in range(n) if draft[i] != choices[i]), n)
             tokens = choices[: right + 1]
         return tokens
+
+    def beams(
+        self, prompt: Sequence[int], width: int, n: int, stop: int | None = None
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """Beam search by full recomputation: the `width` best outputs and their logprobs (nats, summed), best first.
+
+        Of the 2 × `width` best continuations by one token those by `stop` end, and the best `width` others go on.
+        """
+        ended: list[tuple[tuple[int, ...], float]] = []
+        live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+        for _ in range(n):
+            logprobs = torch.stack([self.logits([*prompt, *tokens], 1)[0].log_softmax(-1) for tokens, _ in live])
+            sums = (logprobs.double() + torch.tensor([[sum_] for _, sum_ in live], device=logprobs.device)).flatten()
+            best = sums.topk(min(2 * width, len(sums)))
+            vocabulary = logprobs.shape[1]
+            grown = [
+                ((*live[i // vocabulary][0], i % vocabulary), value)
+                for value, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ]
+            ended += [beam for beam in grown if beam[0][-1] == stop]
+            live = [beam for beam in grown if beam[0][-1] != stop][:width]
+        return sorted([*ended, *live], key=lambda beam: -beam[1])[:width]
 
     def verify(self, prompt: Sequence[int], output: Sequence[int], visit: Visit | None = None) -> Verification:
         """Judge `output` by one forward over prompt and output, showing the attention of each layer to `visit`.

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from kvfence.reference_impl.scheduler import Scheduler
+from kvfence.reference_impl.sequence import Row
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -14,7 +17,7 @@ class StepMetrics:
     emitted: int  # tokens
     used: int  # blocks in tables
     cached: int  # blocks published and not in use
-    preempted: int  # sequences
+    preempted: int  # sequences, since the step before
     rejected: int  # tokens guessed and not accepted
 
 
@@ -33,6 +36,7 @@ class Metrics:
     emitted: int = 0  # tokens
     accepted: int = 0  # guessed tokens that were right
     rejected: int = 0  # guessed tokens that were not
+    _told: int = 0  # of these, those in `steps`
 
     def admitted(self, prompt: int, cached: int, queued: int) -> None:
         """A request had its first forward pass."""
@@ -42,9 +46,21 @@ class Metrics:
         self.hits += cached > 0
         self.queued += queued
 
-    def stepped(self, step: StepMetrics) -> None:
-        """A step has ended."""
-        self.steps.append(step)
-        self.preemptions += step.preempted
-        self.computed += step.computed
-        self.emitted += step.emitted
+    def stepped(self, step: int, scheduler: Scheduler, rows: list[Row], emitted: int) -> None:
+        """A step has ended, which launched `rows` and emitted so many tokens."""
+        pool = scheduler.cache.pool
+        told = StepMetrics(
+            step=step,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            computed=sum(row.stop - row.start for row in rows),
+            emitted=emitted,
+            used=pool.used,
+            cached=pool.cached,
+            preempted=scheduler.preempted - self.preemptions,
+            rejected=self.rejected - self._told,
+        )
+        self.steps.append(told)
+        self.preemptions, self._told = scheduler.preempted, self.rejected
+        self.computed += told.computed
+        self.emitted += told.emitted

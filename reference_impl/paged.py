@@ -30,7 +30,7 @@ class Group:
     blocks: Tensor  # [R, T / block_size]; shorter tables are filled up with the scratch block
     positions: Tensor  # [R, Q] of the queries
     keys: int  # T
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    masks: dict[int | None, Tensor] = field(default_factory=dict)  # by window, as layers have asked for them
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,14 +40,14 @@ class Group:
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """What is added to scores [R, 1, Q, T]: 0 where a key is the query's own or before it and in its window."""
-        if window not in self._masks:
+        if window not in self.masks:
             at = torch.arange(self.keys, device=self.positions.device)
             back = self.positions[:, None, :, None] - at
             hidden = (back < 0) if window is None else (back < 0) | (back >= window)
-            self._masks[window] = torch.zeros(hidden.shape, dtype=dtype, device=at.device).masked_fill_(
+            self.masks[window] = torch.zeros(hidden.shape, dtype=dtype, device=at.device).masked_fill_(
                 hidden, -torch.inf
             )
-        return self._masks[window]
+        return self.masks[window]
 
 
 # Sees a group and one layer's probabilities [R, heads, Q, T], float32.
@@ -64,12 +64,17 @@ class Batch:
     visit: Visit | None = None
 
 
+def window_of(*_: Any, local_size: int | None = None, **__: Any) -> int | None:
+    """What transformers takes for a mask: how far back a query sees. Masks themselves are made for each group."""
+    return local_size
+
+
 def paged_attention(
     module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | int | None,
     *,
     paged: Batch,
     scaling: float | None = None,
@@ -84,6 +89,10 @@ def paged_attention(
     """
     if s_aux is not None:
         raise UnsupportedModelError("attention sinks are not supported")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedModelError("attention to later tokens is not supported")
+    if isinstance(attention_mask, Tensor) or attention_mask not in (None, sliding_window):
+        raise UnsupportedModelError("attention masks other than a sliding window are not supported")
     paged.storage.write(module.layer_idx, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = query.new_empty(query.shape[2], query.shape[1], query.shape[3])

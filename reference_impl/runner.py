@@ -1,8 +1,8 @@
 """The runner: one forward pass of a transformers model over the rows of many sequences."""
 
-from collections import abc
+from collections import abc, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -10,10 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvfence.reference_impl.paged import NAME, Batch, Group, UnsupportedModelError, Visit, paged_attention
+from kvfence.reference_impl.adapter import Adapters
+from kvfence.reference_impl.key import AdapterId
+from kvfence.reference_impl.ledger import Shape
+from kvfence.reference_impl.media import embed
+from kvfence.reference_impl.paged import NAME, Batch, Group, UnsupportedModelError, paged_attention, window_of
 from kvfence.reference_impl.pool import SCRATCH
 from kvfence.reference_impl.sequence import Row, slot_mapping
-from kvfence.reference_impl.storage import Shape, Storage
+from kvfence.reference_impl.storage import Storage
 
 WASTE = 1.25  # keys gathered, over those needed, beyond which rows are not computed together
 
@@ -22,62 +26,75 @@ WASTE = 1.25  # keys gathered, over those needed, beyond which rows are not comp
 class Packed:
     """Rows laid out as one flat batch."""
 
-    rows: list[Row]  # in the order of their tokens
+    members: list[list[Row]]  # of each group, in the order of their tokens; padding comes after them
     tokens: list[int]  # [N]
     positions: Tensor  # [N]
     batch: Batch
     wanted: list[int]  # indices, of N, whose logits are wanted; row by row
+    media: list[tuple[int, str]] = field(default_factory=list)  # index, of N, and content
+    adapter: AdapterId | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows in the order of their tokens."""
+        return [row for members in self.members for row in members]
 
 
 class Runner:
     """A model that reads and writes its K/V through block tables. Raises UnsupportedModelError if it does not."""
 
     def __init__(self, model: Any, buckets: abc.Sequence[int] = ()) -> None:
-        from transformers import AttentionInterface
+        from transformers import AttentionInterface, AttentionMaskInterface
 
         AttentionInterface.register(NAME, paged_attention)
-        self.model, self.device = model, model.device
+        AttentionMaskInterface.register(NAME, window_of)
+        self.model, self.device, self.adapters = model, model.device, Adapters(model)
         self._buckets = tuple(sorted(buckets))
         if not getattr(model, "_supports_attention_backend", False):
             raise UnsupportedModelError(f"{type(model).__name__} does not use transformers' attention interface")
         model.set_attn_implementation(NAME)
-        self.window = _window(model.config)
+        self.shape, self.window = _probe(self)
+
+    def passes(self, rows: abc.Sequence[Row]) -> list[list[Row]]:
+        """Divide rows into those that one forward pass can compute: they run with the same adapter."""
+        by_adapter: defaultdict[AdapterId | None, list[Row]] = defaultdict(list)
+        for row in rows:
+            by_adapter[row.sequence.namespace.adapter].append(row)
+        return list(by_adapter.values())
 
     @torch.inference_mode()
-    def forward(
-        self, storage: Storage, rows: abc.Sequence[Row], visit: Visit | None = None
-    ) -> tuple[list[Row], Tensor]:
-        """Compute rows, writing their K/V. Returns them in another order, and logits [samples, vocabulary] in that."""
-        packed = self.pack(storage, rows, visit)
-        logits = self.compute(packed)
-        return packed.rows, logits
-
     def compute(self, packed: Packed) -> Tensor:
         """Run the model over a flat batch; logits [wanted, vocabulary], float32."""
         ids = torch.tensor([packed.tokens], device=self.device)
         wanted = torch.tensor(packed.wanted, dtype=torch.long, device=self.device)
-        out = self.model(
-            input_ids=ids,
-            position_ids=packed.positions[None],
-            use_cache=False,
-            logits_to_keep=wanted,
-            paged=packed.batch,
-        )
+        with self.adapters.applied(packed.adapter):
+            inputs = {"input_ids": ids}
+            if packed.media:
+                inputs = {"inputs_embeds": embed(self.model.get_input_embeddings(), ids, packed.media)}
+            out = self.model(
+                **inputs,
+                position_ids=packed.positions[None],
+                use_cache=False,
+                logits_to_keep=wanted,
+                paged=packed.batch,
+            )
         logits: Tensor = out.logits[0].float()
         return logits
 
-    def pack(self, storage: Storage, rows: abc.Sequence[Row], visit: Visit | None = None) -> Packed:
-        """Lay rows out, those with equally many queries and similar lengths next to each other."""
+    def pack(self, storage: Storage, rows: abc.Sequence[Row]) -> Packed:
+        """Lay rows of one pass out, those with equally many queries and similar lengths next to each other."""
         size = storage.block_size
-        ordered = sorted(rows, key=lambda row: (row.stop - row.start, row.stop))
+        together = list(_alike(sorted(rows, key=lambda row: (row.stop - row.start, row.stop))))
         tokens: list[int] = []
         positions: list[np.ndarray[Any, Any]] = []
         slots: list[np.ndarray[Any, Any]] = []
         wanted: list[int] = []
+        media: list[tuple[int, str]] = []
         groups: list[Group] = []
-        for members in _alike(ordered):
+        for members in together:
             first = len(tokens)
             for row in members:
+                media += _media_of(row, len(tokens))
                 tokens += tokens_of(row)
                 positions.append(np.arange(row.start, row.stop))
                 slots.append(slot_mapping(row.blocks, size, row.start, row.stop))
@@ -92,8 +109,8 @@ class Runner:
             slots += [np.zeros(1, np.int64)] * missing
             groups.append(self._group(first, tables, np.stack(at), size))
         flat = torch.from_numpy(np.concatenate(positions)).to(self.device)
-        batch = Batch(storage, torch.from_numpy(np.concatenate(slots)).to(self.device), groups, visit)
-        return Packed(ordered, tokens, flat, batch, wanted)
+        batch = Batch(storage, torch.from_numpy(np.concatenate(slots)).to(self.device), groups)
+        return Packed(together, tokens, flat, batch, wanted, media, rows[0].sequence.namespace.adapter)
 
     def _missing(self, members: abc.Sequence[Row]) -> int:
         """Rows of padding that bring decoding rows to the size of a bucket."""
@@ -108,39 +125,54 @@ class Runner:
         return Group(first, blocks, torch.from_numpy(positions).to(self.device), longest * size)
 
 
-def probe(runner: Runner) -> Shape:
-    """The shape of cache a model asks for, by running it on one token. Raises UnsupportedModelError."""
-    seen: list[tuple[int, int, int, int]] = []
+class _Asked(Storage):
+    """Stands in for a cache of one token, and notes what layers ask of it."""
 
-    class Probe(Storage):
-        def __init__(self) -> None:
-            self.block_size = 1
+    def __init__(self) -> None:
+        self.block_size = 1
+        self.layers: list[int] = []
+        self.shapes: set[tuple[int, int]] = set()
 
-        def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-            seen.append((layer, key.shape[1], key.shape[2], value.shape[2]))
-            self._last = key[None], value[None]
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        if key.shape != value.shape:
+            raise UnsupportedModelError("K and V of different shapes are not supported")
+        self.layers.append(layer)
+        self.shapes.add((key.shape[1], key.shape[2]))
+        self._last = key[None], value[None]
 
-        def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-            return self._last
+    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        return self._last
 
-    position = torch.zeros(1, dtype=torch.long, device=runner.device)
+
+def _probe(runner: Runner) -> tuple[Shape, int | None]:
+    """The shape of cache a model asks for, and the window behind which no layer reads, by running it on one token."""
+    asked, position = _Asked(), torch.zeros(1, dtype=torch.long, device=runner.device)
     group = Group(0, position[None], position[None], 1)
-    with torch.inference_mode():
-        runner.compute(Packed([], [0], position, Batch(Probe(), position, [group]), [0]))
-    layers = {layer for layer, *_ in seen}
-    shapes = {(heads, width, values) for _, heads, width, values in seen}
-    name = type(runner.model).__name__
-    if layers != set(range(runner.model.config.get_text_config().num_hidden_layers)):
-        raise UnsupportedModelError(f"{name}: attention of {len(layers)} layers goes through the attention interface")
-    if len(shapes) > 1 or any(width != values for _, width, values in shapes):
+    name, layers = type(runner.model).__name__, runner.model.config.get_text_config().num_hidden_layers
+    try:
+        runner.compute(Packed([], [0], position, Batch(asked, position, [group]), [0]))
+    except Exception as error:  # whatever a model's code raises where its attention is another's
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnsupportedModelError(f"{name}: {reason}") from error
+    if sorted(asked.layers) != list(range(layers)):
+        raise UnsupportedModelError(f"{name}: not each layer attends once through transformers' attention interface")
+    if len(asked.shapes) > 1:
         raise UnsupportedModelError(f"{name}: layers whose K and V differ in shape are not supported")
-    heads, width, _ = shapes.pop()
-    return Shape(len(layers), heads, width)
+    [(heads, width)] = asked.shapes
+    windows = list(group.masks)
+    return Shape(layers, heads, width), None if None in windows else max(filter(None, windows))
 
 
 def tokens_of(row: Row) -> list[int]:
     """The tokens of a row: its sequence's, then those guessed."""
     return [*row.sequence.tokens[row.start : row.stop - len(row.draft)], *row.draft]
+
+
+def _media_of(row: Row, first: int) -> Iterator[tuple[int, str]]:
+    """Index and content of the media that stand in a row whose tokens begin at index `first`."""
+    for item in row.sequence.namespace.media:
+        if row.start <= item.position < row.stop:
+            yield first + item.position - row.start, item.content
 
 
 def _alike(rows: list[Row]) -> Iterator[list[Row]]:
@@ -155,13 +187,3 @@ def _alike(rows: list[Row]) -> Iterator[list[Row]]:
                 group, needed = [], row.stop
             group.append(row)
         yield group
-
-
-def _window(config: Any) -> int | None:
-    """The window behind which no layer reads, or None if some layer reads everything."""
-    config = config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    if getattr(config, "use_sliding_window", True) is False or any(kind != "sliding_attention" for kind in kinds):
-        return None
-    window: int | None = getattr(config, "sliding_window", None)
-    return window

@@ -58,9 +58,9 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def short(self) -> bool:
-        """Whether the pool may not have the blocks that running sequences could take in the next step."""
+        """Whether the pool may not have the blocks that running sequences will take in the next step, guesses apart."""
         cache = self.cache
-        needed = sum(cache.missing(s, min(s.length + self._budget, s.prompt + s.max_tokens)) for s in self.running)
+        needed = sum(cache.missing(s, min(s.length, s.computed + self._budget)) for s in self.running)
         return needed > cache.pool.available
 
     def plan(self) -> list[Row]:
@@ -74,14 +74,14 @@ class Scheduler:
         for sequence in list(self.waiting):
             if len(self.running) >= self._max_concurrency or budget <= 0:
                 break
-            if sequence.status is Status.FETCHING or self._being_computed(sequence):
+            if sequence.left <= 0 or sequence.status is Status.FETCHING or self._being_computed(sequence):
                 continue
             if not self._admit(sequence, budget):
                 break
             if row := self._row(sequence, budget, rows):
                 rows[sequence] = row
                 budget -= row.stop - row.start
-        if not self.running and self.waiting and self._recall():
+        if self._stuck() and self._unstick():
             return self.plan()
         for row in rows.values():
             row.sequence.computed = row.stop
@@ -112,6 +112,11 @@ class Scheduler:
                 self.cache.reserve(sequence, stop)
                 break
             except OutOfBlocksError:
+                if draft:  # nobody makes room for guesses
+                    draft, stop = (), sequence.length
+                    continue
+                if self._recall():
+                    continue
                 victim = self.running[-1]
                 rows.pop(victim, None)
                 self.preempt(victim)
@@ -123,29 +128,39 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int) -> bool:
         """Give a waiting sequence its cached K/V and a place in the batch, if there is room for it to go on."""
-        cache = self.cache
-        if sequence.status is Status.SWAPPED:
-            try:
-                cache.swap_in(sequence)
-            except OutOfBlocksError:
-                return False
-        elif not sequence.computed:
-            cached = cache.adopt(sequence)
-            stop = min(sequence.length, cached + budget)
-            if cache.missing(sequence, stop) > cache.pool.available:
+        cache, swapped = self.cache, sequence.swapped
+        fresh = not swapped and not sequence.computed
+        if fresh:
+            cache.adopt(sequence)
+        start = swapped.written if swapped else sequence.computed
+        if not cache.has_room(sequence, min(sequence.length, start + budget)):
+            if fresh:
                 cache.release(sequence, keep=False)
-                return False
-            if not sequence.preemptions:
-                sequence.cached = cached
-        elif cache.missing(sequence, sequence.computed + 1) > cache.pool.available:
             return False
+        if swapped:
+            cache.swap_in(sequence)
+        elif fresh and not sequence.preemptions:
+            sequence.cached = sequence.computed
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
 
+    def _stuck(self) -> bool:
+        """Whether somebody waits and nobody in the batch goes on."""
+        waits = any(s.left > 0 and s.status is not Status.FETCHING for s in self.waiting)
+        return waits and all(s.left <= 0 and not s.pending for s in self.running)
+
+    def _unstick(self) -> bool:
+        """Make room when nobody goes on: of those in the batch, which pause, or of those that wait holding blocks."""
+        if not self.running:
+            return self._recall()
+        for sequence in reversed(list(self.running)):
+            self.preempt(sequence)
+        return True
+
     def _recall(self) -> bool:
-        """Take the blocks of waiting sequences that hold some, as forks do, when nobody else can go on."""
+        """Take the blocks of those that wait holding some, as forks and next turns do."""
         holders = [s for s in self.waiting if s.table.blocks and s.status is Status.WAITING]
         for sequence in holders:
             self.cache.release(sequence)

@@ -3,10 +3,12 @@
 from collections import abc
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfence.reference_impl.attention import Attended
 from kvfence.reference_impl.clock import Operation
 from kvfence.reference_impl.key import Namespace
 from kvfence.reference_impl.storage import Pages
@@ -15,7 +17,7 @@ from kvfence.reference_impl.storage import Pages
 class Status(StrEnum):
     """Where a sequence is."""
 
-    WAITING = "waiting"  # for a place in the batch; it holds no block
+    WAITING = "waiting"  # for a place in the batch; a fork, a fetched prefix and a next turn hold blocks already
     FETCHING = "fetching"  # its prefix is on its way from the remote store
     RUNNING = "running"  # in prefill or decoding
     SWAPPED = "swapped"  # preempted; its K/V are on the host
@@ -58,6 +60,7 @@ class Swapped:
     """K/V of a preempted sequence on the host; `pages` once they have arrived there."""
 
     written: int
+    holes: int  # blocks at the beginning that it had let go of
     pages: Pages | None = None
 
 
@@ -86,10 +89,12 @@ class Sequence:
     swapped: Swapped | None = None
     logprobs: list[float] = field(default_factory=list)  # nats, of each output token
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)  # best first
-    lineage: list[int] = field(default_factory=list)  # numbers of the prefixes of its tokens, where tags are kept
+    attention: list[Attended] = field(default_factory=list)  # of each output token, where it is observed
     submitted: int = 0  # step
     admitted: int | None = None  # step of the first forward pass
     preemptions: int = 0
+    pause: int | None = None  # output tokens after which it waits, to be forked
+    origin: str = ""  # the request whose fork, or fork's fork, it is
 
     @property
     def length(self) -> int:
@@ -98,18 +103,43 @@ class Sequence:
 
     @property
     def output(self) -> list[int]:
-        """Tokens emitted so far."""
-        return self.tokens[self.prompt :]
+        """Tokens emitted so far. One withdrawn with a step in flight may have got more, which are nobody's."""
+        return self.tokens[self.prompt : self.prompt + self.emitted]
 
     @property
     def left(self) -> int:
-        """Output tokens that no launched step will emit."""
-        return self.prompt + self.max_tokens - self.length
+        """Output tokens that it may go on for and that no launched step will emit."""
+        most = self.max_tokens if self.pause is None else min(self.pause, self.max_tokens)
+        return self.prompt + most - self.length
 
     @property
     def decoding(self) -> bool:
         """Whether all but the last token have been computed."""
         return self.computed >= self.length - 1 and self.length > self.prompt
+
+    def fork(self, id: str, token: int, now: int) -> "Sequence":
+        """A child without blocks, submitted at step `now`: the same tokens, but `token` in place of the last one."""
+        child = Sequence(
+            id,
+            [*self.tokens[:-1], token],
+            self.prompt,
+            self.max_tokens,
+            self.namespace,
+            BlockTable(self.table.block_size),
+            self.stop,
+            self.deadline,
+            emitted=len(self.tokens) - self.prompt - 1,
+            submitted=now,
+            origin=self.origin or self.id,
+        )
+        if self.top_logprobs:
+            # Of a forced token that is not among the best nothing is known.
+            forced = dict(self.top_logprobs[-1]).get(token, nan)
+            child.logprobs = [*self.logprobs[:-1], forced]
+            child.top_logprobs = list(self.top_logprobs)
+        # The query that the forced token comes from is that of the token in its place.
+        child.attention = list(self.attention)
+        return child
 
     def in_flight(self) -> list[Operation]:
         """Operations that have not landed; others are forgotten."""

@@ -6,10 +6,13 @@ from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.clock import Clock
 from kvfence.reference_impl.pool import BlockPool
 from kvfence.reference_impl.radix import PrefixTree
+from kvfence.reference_impl.remote import RemoteStore
 from kvfence.reference_impl.runner import Runner
 from kvfence.reference_impl.scheduler import Preemption, Scheduler
+from kvfence.reference_impl.steps import Steps
 from kvfence.reference_impl.storage import Storage
 from kvfence.reference_impl.tags import OwnerTags
+from kvfence.reference_impl.transfers import Transfers
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,15 @@ class Settings:
     sharing: bool = True
     preemption: Preemption = Preemption.RECOMPUTE
     depth: int = 0  # steps launched before the one before them has landed: 1 = asynchronous scheduling
+    remote: int = 0  # blocks that the remote store holds; 0 = there is none
+    transfer_steps: int = 2  # that a transfer from it takes
     draft: int = 0  # tokens guessed ahead of each decoding sequence
     buckets: tuple[int, ...] = ()  # sizes that decoding rows are padded to
     logprobs: int = 0  # best tokens whose logprobs are told at each position; 0 = none at all
     trace: bool = False
     tags: bool = False
-    audit: bool = False  # after every step; needs tags
+    audit: bool = False  # whether a step in which the auditor finds a breach raises; needs tags
+    attention: bool = False  # whether sequences keep what their output tokens attended to; needs tags
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,12 @@ class Parts:
     storage: type[Storage] = Storage
     tags: type[OwnerTags] = OwnerTags
     clock: type[Clock] = Clock
+    remote: type[RemoteStore] = RemoteStore
     cache: type[KVCache] = KVCache
+    transfers: type[Transfers] = Transfers
     scheduler: type[Scheduler] = Scheduler
     runner: type[Runner] = Runner
+    steps: type[Steps] = Steps
 
 
 DEFAULT, PARTS = Settings(), Parts()

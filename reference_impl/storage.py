@@ -2,35 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvfence.reference_impl.ledger import Shape
 from kvfence.reference_impl.tags import OwnerTags
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a model asks of its cache."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-
-    @classmethod
-    def of(cls, config: Any) -> "Shape":
-        """The shape that a transformers configuration asks for."""
-        config = config.get_text_config()
-        heads = config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, width)
-
-    def bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of K and V of so many tokens: 2 × layers × kv_heads × head_dim × tokens × itemsize."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * tokens * itemsize
 
 
 @dataclass(frozen=True)

@@ -34,19 +34,20 @@ class Lineages:
     def __init__(self) -> None:
         self._numbers: dict[tuple[Namespace | int, int], int] = {}
 
-    def extend(self, namespace: Namespace, known: list[int], tokens: Sequence[int]) -> list[int]:
-        """The numbers of the prefixes of `tokens`; those in `known`, of its first ones, are taken over."""
-        for i in range(len(known), len(tokens)):
-            key = (known[i - 1] if i else namespace, tokens[i])
-            known.append(self._numbers.setdefault(key, len(self._numbers)))
-        return known
+    def after(self, prefix: Namespace | int, tokens: Sequence[int]) -> list[int]:
+        """The numbers of the prefixes that `tokens` make, one by one, of a namespace or of a prefix given by number."""
+        numbers = []
+        for token in tokens:
+            prefix = self._numbers.setdefault((prefix, token), len(self._numbers))
+            numbers.append(prefix)
+        return numbers
 
 
 class OwnerTags:
     """For each slot of a pool: request, position, token, tenant, weight epoch, and the lineage of its K/V."""
 
     def __init__(self, slots: int, block_size: int) -> None:
-        self.block_size = block_size
+        self.block_size, self.lineages = block_size, Lineages()
         self.values = np.full((len(FIELDS), slots), NOBODY, np.int64)
         self._names: list[str | None] = []
         self._indices: dict[str | None, int] = {}
@@ -58,7 +59,7 @@ class OwnerTags:
         position: int,
         tokens: Sequence[int],
         namespace: Namespace,
-        lineage: list[int],
+        lineage: Sequence[int] | Indices,
     ) -> None:
         """A request's K/V of `tokens`, the first of them at `position`, were written to `slots`."""
         columns = self.values[:, slots]
@@ -69,6 +70,11 @@ class OwnerTags:
         columns[4] = namespace.epoch
         columns[5] = lineage
         self.values[:, slots] = columns
+
+    def slots(self, blocks: Sequence[int]) -> Indices:
+        """The slots of whole blocks, one block after the other."""
+        starts = np.asarray(blocks, np.int64)[:, None] * self.block_size
+        return (starts + np.arange(self.block_size)).reshape(-1)
 
     def lineage(self, slots: Indices) -> Indices:
         """The lineage of what slots hold; NOBODY where nothing was written."""
@@ -86,23 +92,19 @@ class OwnerTags:
 
     def copy(self, source: int, target: int) -> None:
         """A block was copied: the target holds what the source does."""
-        self.values[:, self._of([target])] = self.values[:, self._of([source])]
+        self.values[:, self.slots([target])] = self.values[:, self.slots([source])]
 
     def read(self, blocks: Sequence[int]) -> NDArray[np.int64]:
         """Tags [fields, tokens] of whole blocks, to be kept beside a copy of their K/V."""
-        return self.values[:, self._of(blocks)]
+        return self.values[:, self.slots(blocks)]
 
     def restore(self, blocks: Sequence[int], values: NDArray[np.int64]) -> None:
         """Give blocks the tags of the K/V that were copied into them."""
-        self.values[:, self._of(blocks)] = values
+        self.values[:, self.slots(blocks)] = values
 
     def clear(self, slots: Indices) -> None:
-        """What slots hold is nobody's: rejected, or of a block that was let go of."""
+        """What slots hold is nobody's: padding's, or left over from a pass that failed."""
         self.values[:, slots] = NOBODY
-
-    def _of(self, blocks: Sequence[int]) -> Indices:
-        starts = np.asarray(blocks, np.int64)[:, None] * self.block_size
-        return (starts + np.arange(self.block_size)).reshape(-1)
 
     def _index(self, name: str) -> int:
         if name not in self._indices:

@@ -8,7 +8,8 @@ class Kind(StrEnum):
     """What happened to a block."""
 
     ALLOCATE = "allocate"  # a request got it, private
-    SHARE = "share"  # a request took what it holds
+    SHARE = "share"  # a request took what it holds, having found it by its tokens
+    FORK = "fork"  # a child took what its parent has written to it
     COPY = "copy"  # its K/V were copied from block `source`
     WRITE = "write"  # K/V of a request's tokens were written to it
     PUBLISH = "publish"  # it can be found by its tokens

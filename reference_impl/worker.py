@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvfence.reference_impl.runner import Runner, tokens_of
-from kvfence.reference_impl.sequence import Row, slot_mapping
+from kvfence.reference_impl.attention import Attended
+from kvfence.reference_impl.auditor import Auditor
+from kvfence.reference_impl.footprint import footprints
+from kvfence.reference_impl.observer import Observer
+from kvfence.reference_impl.runner import Packed, Runner
+from kvfence.reference_impl.sequence import Row
 from kvfence.reference_impl.storage import Storage
-from kvfence.reference_impl.tags import Lineages, OwnerTags
 from kvfence.reference_impl.trace import Kind, Trace
 
 
@@ -20,60 +23,86 @@ class Result:
     rejected: int = 0  # guesses whose K/V are not the sequence's
     logprobs: list[float] = field(default_factory=list)  # nats, of each token
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)  # best first
+    attention: list[Attended] = field(default_factory=list)  # of each token
 
 
 class Worker:
     """Computes rows on one storage, noting owners and writes where these are kept."""
 
-    def __init__(self, runner: Runner, storage: Storage, logprobs: int = 0, trace: Trace | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        storage: Storage,
+        logprobs: int = 0,
+        trace: Trace | None = None,
+        auditor: Auditor | None = None,
+        attention: bool = False,
+    ) -> None:
         self._runner, self._storage, self._trace = runner, storage, trace
-        self._best = logprobs
-        self._lineages = Lineages()
+        self._best, self._auditor, self._attention = logprobs, auditor, attention
 
     def run(self, rows: list[Row]) -> list[Result]:
-        """One forward pass."""
-        ordered, logits = self._runner.forward(self._storage, rows)
-        for row in ordered:
-            if self._trace:
+        """Forward passes, one for each adapter that rows run with."""
+        return [result for together in self._runner.passes(rows) for result in self._pass(together)]
+
+    def _pass(self, rows: list[Row]) -> list[Result]:
+        packed = self._runner.pack(self._storage, rows)
+        logits, observer = self._compute(packed)
+        if self._trace:
+            for row in packed.rows:
                 self._note_writes(row, self._trace)
-            if self._storage.tags:
-                self._tag(row, self._storage.tags)
         choices = logits.argmax(-1).tolist()
         logprobs = logits.log_softmax(-1) if self._best else None
         results, first = [], 0
-        for row in ordered:
+        for row in packed.rows:
             last = first + row.samples
-            results.append(self._result(row, choices[first:last], None if logprobs is None else logprobs[first:last]))
+            attention = observer.attended(row) if observer else []
+            best = None if logprobs is None else logprobs[first:last]
+            results.append(self._result(row, choices[first:last], best, attention))
             first = last
         return results
 
-    def _result(self, row: Row, choices: list[int], logprobs: Tensor | None) -> Result:
+    def _compute(self, packed: Packed) -> tuple[Tensor, Observer | None]:
+        """Run the model; with tags, note whose K/V it writes, have that audited and its attention observed."""
+        tags = self._storage.tags
+        if tags is None:
+            return self._runner.compute(packed), None
+        prints, padding = footprints(packed, tags)
+        if self._auditor:
+            self._auditor.writes(prints, padding)
+        for one in prints:
+            one.tag(tags)
+        tags.clear(padding)
+        observer = packed.batch.visit = Observer(prints, tags) if self._attention else None
+        try:
+            logits = self._runner.compute(packed)
+        except Exception:
+            for one in prints:
+                tags.clear(one.writes)
+            raise
+        if self._auditor:
+            self._auditor.reads(prints)
+        return logits, observer
+
+    def _result(self, row: Row, choices: list[int], logprobs: Tensor | None, attention: list[Attended]) -> Result:
         right = 0
         while right < len(row.draft) and row.draft[right] == choices[right]:
             right += 1
         tokens = choices[: right + 1]
         end = next((i for i, token in enumerate(tokens) if token in row.sequence.stop), len(tokens))
         tokens = tokens[: end + 1]
-        rejected = len(row.draft) - right
+        attention = attention[: len(tokens)]
+        rejected = len(row.draft) + 1 - len(tokens) if tokens else 0
         if logprobs is None:
-            return Result(row, tokens, rejected)
+            return Result(row, tokens, rejected, attention=attention)
         best = logprobs.topk(min(self._best, logprobs.shape[-1]), dim=-1)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         tops = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
         own = [float(logprobs[i, token]) for i, token in enumerate(tokens)]
-        return Result(row, tokens, rejected, own, tops[: len(tokens)])
+        return Result(row, tokens, rejected, own, tops[: len(tokens)], attention)
 
     def _note_writes(self, row: Row, trace: Trace) -> None:
         size = self._storage.block_size
         for start in (row.start, *range((row.start // size + 1) * size, row.stop, size)):
             stop = min(row.stop, (start // size + 1) * size)
             trace.add(Kind.WRITE, row.sequence.id, row.blocks[start // size], start % size, stop - start, start)
-
-    def _tag(self, row: Row, tags: OwnerTags) -> None:
-        """Note whose K/V the slots hold that a row has written."""
-        sequence, own = row.sequence, row.stop - len(row.draft)
-        lineage = self._lineages.extend(sequence.namespace, sequence.lineage, sequence.tokens[:own])[:own]
-        if row.draft:
-            lineage = self._lineages.extend(sequence.namespace, lineage, [*sequence.tokens[:own], *row.draft])
-        slots = slot_mapping(row.blocks, self._storage.block_size, row.start, row.stop)
-        tags.write(slots, sequence.id, row.start, tokens_of(row), sequence.namespace, lineage[row.start :])

@@ -101,4 +101,4 @@ class Finding:
     prompt: tuple[int, ...]
     prompt_text: str
     trace: Trace
-    attention: AttentionRecord | None = None  # None = not observed, or not moved
+    attention: AttentionRecord | None = None  # None = not observed, not judged, or not moved

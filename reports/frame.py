@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas
 
+from kvfence.reports.groups import judged
 from kvfence.reports.records import Run
 
 _RUN = ("run", "engine", "model", "profile", "seed")
@@ -59,21 +60,23 @@ def requests(run: Run) -> pandas.DataFrame:
     """One row per request of each case; ``output`` is its token ids separated by spaces.
 
     Margins are logits, steps 0-based output positions, shifts total variation; what was not computed, did not change or
-    was not observed is missing.
+    was not observed is missing. Only where ``attention_judged`` does a missing ``attention_step`` say that it did not
+    move.
     """
     rows = [
         {
             **{name: case[name] for name in _CASE},
             "outcome": case["outcome"],
             **{name: request[name] for name in (*_REQUEST, *_COMPARED)},
+            "attention_judged": request["attention_shift"] is not None and judged(run.noise, case),
             "output_tokens": len(request["output"]),
             "output": " ".join(map(str, request["output"])),
         }
         for case in run.cases
         for request in case["requests"]
     ]
-    frame = _frame(rows, (*_CASE, "outcome", *_REQUEST, *_COMPARED, "output_tokens", "output"))
-    return frame.astype({"largest_margin": "float64", "attention_shift": "float64"})
+    frame = _frame(rows, (*_CASE, "outcome", *_REQUEST, *_COMPARED, "attention_judged", "output_tokens", "output"))
+    return frame.astype({"largest_margin": "float64", "attention_shift": "float64", "attention_judged": "bool"})
 
 
 def _positions(finding: dict[str, Any]) -> Iterable[dict[str, Any]]:

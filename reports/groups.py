@@ -79,7 +79,7 @@ def rows(run: Run) -> list[Row]:
     found = []
     for cell, cases in cells.items():
         for group in {request["group"] for case in cases for request in case["requests"]}:
-            found.append(_row(cell, group, cases, all(_judged(run.noise, case) for case in cases)))
+            found.append(_row(cell, group, cases, all(judged(run.noise, case) for case in cases)))
     return sorted(found, key=_order)
 
 
@@ -130,12 +130,15 @@ def _row(cell: tuple[Any, ...], group: str, cases: Sequence[dict[str, Any]], jud
     )
 
 
-def _judged(noise: Sequence[dict[str, Any]], case: dict[str, Any]) -> bool:
-    """Whether attention in a case was judged: by the calibration of its dtype and of its longest sequence."""
+def judged(noise: Sequence[dict[str, Any]], case: dict[str, Any]) -> bool:
+    """Whether attention in a case was judged: by every calibration of its dtype and of its longest sequence."""
     longest = max((request["prompt_tokens"] + len(request["output"]) for request in case["requests"]), default=0)
-    records = sorted((each for each in noise if each["dtype"] == case["dtype"]), key=lambda each: each["bucket"])
-    record = next((each for each in records if longest <= each["bucket"]), records[-1] if records else None)
-    return record is not None and bool(record["attention_judged"])
+    records = [each for each in noise if each["dtype"] == case["dtype"]]
+    buckets = sorted({each["bucket"] for each in records})
+    bucket = next((each for each in buckets if longest <= each), buckets[-1] if buckets else None)
+    # Each worker of a run measures noise for itself.
+    found = [bool(each["attention_judged"]) for each in records if each["bucket"] == bucket]
+    return bool(found) and all(found)
 
 
 def _known(requests: Iterable[dict[str, Any]], name: str) -> list[Any]:

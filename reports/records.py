@@ -64,10 +64,12 @@ class NoiseRecord:
     epsilon: float  # logits, the threshold
     held_out_positions: int  # compared afterwards, to check the threshold
     held_out_max: float  # logits
-    attention_positions: int = 0  # steps of clean solo runs whose attention was compared with golden's; 0 = none
+    attention_positions: int = 0  # steps of solo runs and of equal shapes compared with golden's attention; 0 = none
     attention_max: float = 0.0  # largest total variation there
     attention_held_out: float = 0.0  # largest excess over the thresholds, at as many steps held out
     attention_judged: bool = False  # whether these bound the noise, so that attention can be said to move
+    attention_reason: str = ""  # why it is not judged though the engine says it shows it; one line
+    solo_fault: str = ""  # what the solo runs themselves show to be wrong with the engine; one line
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ class RequestRecord:
     edit_distance: int | None = None  # tokens to insert, delete or replace to reach golden's; None = not computed
     first_changed: int | None = None  # first output position whose token is not golden's; None = all are
     largest_margin: float = 0.0  # logits
-    attention_step: int | None = None  # first output step at which attention moved; None = it did not
-    attention_shift: float | None = None  # largest total variation from golden's attention; None = not observed
+    attention_step: int | None = None  # first output step at which attention moved; None = it did not, or not judged
+    attention_shift: float | None = None  # largest total variation from golden's attention; None = not compared
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """View: everything the report says, computed from the records; the template only lays it out."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,13 +40,23 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """A configuration that an engine was opened in, once or again and again."""
+
+    config: dict[str, Any]
+    block_size: int | None  # tokens
+    times: int
+    seconds: float  # the longest
+
+
+@dataclass(frozen=True)
 class EngineGroup:
     """Every configuration of one engine that was opened, and its capabilities as (name, state, reason)."""
 
     name: str
     version: str
     capabilities: tuple[tuple[str, str, str], ...]
-    opened: tuple[dict[str, Any], ...]
+    opened: tuple[Opening, ...]
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,10 @@ def _proof(run: Run) -> list[str]:
             "configurations stay unknown.",
         ]
     said.append(_sharing(run))
+    # Records written before there were reasons have none.
+    unjudged = {(n["dtype"], n["bucket"], n.get("attention_reason", "")) for n in run.noise}
+    for dtype, bucket, reason in sorted(unjudged, key=lambda each: (dtype_order(each[0]), *each[1:])):
+        said.append(reason and f"Attention in {dtype}, to {bucket:,} tokens, was not judged: {reason}.")
     if run.torn_lines:
         said.append(f"{count(run.torn_lines, 'record line')} cut short by a kill could not be read.")
     return [each for each in said if each]
@@ -231,7 +246,17 @@ def _engines(run: Run) -> tuple[EngineGroup, ...]:
     found: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for engine in run.engines:
         found[engine["name"], engine["version"]].append(engine)
-    return tuple(EngineGroup(*key, _capabilities(opened), tuple(opened)) for key, opened in sorted(found.items()))
+    return tuple(EngineGroup(*key, _capabilities(opened), _openings(opened)) for key, opened in sorted(found.items()))
+
+
+def _openings(opened: list[dict[str, Any]]) -> tuple[Opening, ...]:
+    alike: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for engine in opened:
+        alike[json.dumps([engine["config"], engine["block_size"]])].append(engine)
+    return tuple(
+        Opening(each[0]["config"], each[0]["block_size"], len(each), max(engine["seconds"] for engine in each))
+        for each in alike.values()
+    )
 
 
 def _capabilities(opened: list[dict[str, Any]]) -> tuple[tuple[str, str, str], ...]:

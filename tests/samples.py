@@ -262,7 +262,7 @@ def hostile() -> list[Record]:
         run=HOSTILE, command=HOSTILE, started=HOSTILE, kvfence=HOSTILE, engine=HOSTILE, engine_args={HOSTILE: HOSTILE},
         model=HOSTILE, model_kind=HOSTILE, profile=HOSTILE, versions={HOSTILE: HOSTILE},
     )  # fmt: skip
-    measured = replace(noise(), dtype=HOSTILE)
+    measured = replace(noise(), dtype=HOSTILE, attention_reason=HOSTILE, solo_fault=HOSTILE)
     silent = replace(worst, case="silent", outcome=Outcome.SUITE_ERROR, findings=())
     return [first, opened, measured, worst, silent, EndRecord(1.0, 1)]
 

@@ -46,6 +46,8 @@ def attention(n=2, layers=3, heads=4, top=3):
     ("observed", "message"),
     [
         (None, "observe() must return an Observed, got NoneType"),
+        (Observed({"a": None}), "observe() must show each Attention as such, got NoneType"),
+        (Observed(events=("write",)), "observe() must show each CacheEvent as such, got str"),
         (Observed({"a": attention(n=3)}), "request a got 2 tokens but attention of 3 steps"),
         (Observed({"a": attention(top=2)}), "attention of request a is not of [steps, layers, heads] throughout"),
         (

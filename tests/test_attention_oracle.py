@@ -24,7 +24,7 @@ def engine(p, at):
 
 
 def compared(p, golden):
-    return shown(Comparison(engine(*p)), golden)
+    return shown(Comparison(engine(*p), LAYERS), golden)
 
 
 def shown(comparison, golden):
@@ -93,28 +93,69 @@ def test_thresholds_are_four_times_the_noise_of_clean_runs_and_never_finer_than_
     assert values.ravel().tolist() == pytest.approx([0.001 * FACTOR, 0.02 * FACTOR, *[0.001 * FACTOR] * 2])
 
 
+def clean(solo, shapes=(), runs=None):
+    made = [[np.full((4, LAYERS, HEADS), shift, np.float32) for shift in shifts] for shifts in (shapes, solo)]
+    return noise.Clean(True, *made, runs=len(solo) if runs is None else runs)
+
+
 def test_every_second_clean_run_is_held_against_the_thresholds_of_the_others():
-    quiet, loud = np.full((4, LAYERS, HEADS), 0.01, np.float32), np.full((4, LAYERS, HEADS), 0.05, np.float32)
-    thresholds, figures = noise.attention_noise([quiet, quiet, quiet, loud], resolution=1e-6)
+    thresholds, figures = noise.attention_noise(clean([0.01, 0.01, 0.01, 0.05]), resolution=1e-6)
     assert thresholds.values.max() == pytest.approx(0.04)
     assert figures == {
         "attention_positions": 8,
         "attention_max": pytest.approx(0.01),
         "attention_held_out": pytest.approx(1.25),
         "attention_judged": False,
+        "attention_reason": "its noise is not bounded: held-out runs shift it by 1.25 times the thresholds",
     }
 
 
-@pytest.mark.parametrize(("clean", "judged"), [(0.2, True), (0.3, False)])
-def test_solo_runs_that_are_not_clean_are_not_taken_for_noise(clean, judged):
-    shifts = [np.full((4, LAYERS, HEADS), clean, np.float32)] * 2
-    assert noise.attention_noise(shifts, resolution=1e-6)[1]["attention_judged"] is judged
+@pytest.mark.parametrize(
+    ("solo", "shapes", "limit", "judged"),
+    [
+        # Equal shapes of golden widen the thresholds of solo runs, and solo runs those of equal shapes.
+        ([0.01] * 2, [0.02] * 2, 0.08, True),
+        ([0.02] * 2, [0.01] * 2, 0.08, True),
+        # Both are held out too.
+        ([0.01] * 2, [0.01, 0.05], 0.04, False),
+        ([0.01, 0.05], [0.01] * 2, 0.04, False),
+        ([], [0.02] * 2, 0.08, True),
+    ],
+)
+def test_golden_in_equal_shapes_counts_as_much_as_the_engine_alone(solo, shapes, limit, judged):
+    thresholds, figures = noise.attention_noise(clean(solo, shapes), resolution=1e-6)
+    assert thresholds.values.max() == pytest.approx(limit)
+    assert figures["attention_judged"] is judged
+    assert figures["attention_positions"] == 4 * (len(solo) + len(shapes)) // 2
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(1, HEADS), (LAYERS, 3)])
-def test_attention_of_another_shape_than_the_models_is_a_fault_of_the_engine(layers, heads):
+@pytest.mark.parametrize(("shift", "reason"), [
+    (0.2, ""),
+    (0.3, "it shifts by 0.3 of total variation in runs that should be clean, above 0.25"),
+    (np.nan, "it shifts by nan of total variation in runs that should be clean, above 0.25"),
+])  # fmt: skip
+def test_runs_that_are_not_clean_are_not_taken_for_noise(shift, reason):
+    figures = noise.attention_noise(clean([shift] * 2), resolution=1e-6)[1]
+    assert (figures["attention_judged"], figures["attention_reason"]) == (not reason, reason)
+
+
+def test_equal_shapes_alone_do_not_judge_an_engine_that_showed_nothing():
+    figures = noise.attention_noise(clean([], [0.01] * 2, runs=4), resolution=1e-6)[1]
+    assert figures["attention_judged"] is False
+    assert figures["attention_reason"] == "the engine showed it in none of its solo runs"
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "told"),
+    [
+        (1, HEADS, "1 layers; the model has 2"),
+        (3, HEADS, "3 layers; the model has 2"),
+        (LAYERS, 3, "3 heads; layer 0 has 2"),
+    ],
+)
+def test_attention_of_another_shape_than_the_models_is_a_fault_of_the_engine(layers, heads, told):
     golden, _ = distributions()
     shape = (N, layers, heads)
     other = Attention(*(np.zeros((*shape, *more), np.float32) for more in ((KEYS,), (), (), (3,))))
-    with pytest.raises(EngineFaultError, match=f"shows attention of {layers} layers of {heads} heads; the model has 2"):
-        shown(Comparison(other), golden)
+    with pytest.raises(EngineFaultError, match=f"shows attention of {told}"):
+        shown(Comparison(other, LAYERS), golden)

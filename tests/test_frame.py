@@ -82,6 +82,16 @@ def test_requests_tell_how_far_they_are_from_the_baseline() -> None:
     assert list(map(str, table.dtypes)) == ["Int64", "Int64", "float64", "Int64", "float64"]
 
 
+@pytest.mark.parametrize("bounded", [True, False])
+def test_only_attention_that_was_judged_can_stand_still(bounded: bool) -> None:
+    still, blind = samples.request("A0", "x-float32"), replace(samples.request("A1", "x"), attention_shift=None)
+    noise = replace(samples.noise(), attention_judged=bounded)
+    table = frame.requests(samples.as_run([samples.header(), noise, samples.case(requests=(still, blind))]))
+    assert table["attention_step"].isna().all()
+    assert table["attention_judged"].tolist() == [bounded, False]
+    assert str(table["attention_judged"].dtype) == "bool"
+
+
 @pytest.mark.parametrize("table", [frame.cases, frame.positions, frame.requests])
 def test_a_run_without_cases_gives_the_same_columns(table: Callable[[Run], pandas.DataFrame]) -> None:
     bare: list[Record] = [samples.header()]

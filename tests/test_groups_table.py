@@ -78,6 +78,8 @@ def test_what_is_known_of_no_request_is_said() -> None:
         ([replace(samples.noise(), bucket=128, attention_judged=False), samples.noise()], "not moved"),
         ([replace(samples.noise(), bucket=128), replace(samples.noise(), attention_judged=False)], "not judged"),
         ([replace(samples.noise(), bucket=64)], "not moved"),
+        # Two workers measured it.
+        ([samples.noise(), replace(samples.noise(), attention_judged=False)], "not judged"),
     ],
 )
 def test_attention_stands_still_only_where_it_was_judged(noise: list[NoiseRecord], told: str) -> None:

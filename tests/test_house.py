@@ -18,6 +18,7 @@ ALLOWED = {
     "conformance": {"conformance", "prompts", "adapters", "reports", "reference_impl"},
 }
 FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+OTHERS = [file for folder in ("tests", "benchmarks", "docs") for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def imported(file: Path) -> set[str]:
@@ -37,13 +38,14 @@ def test_of_reference_impl_adapters_take_only_the_view_into_attention():
     modules = {
         node.module
         for file in (ROOT / "adapters").glob("*.py")
+        if file.name != "reference.py"  # the engine's own adapter
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvfence.reference_impl")
     }
     assert modules == {"kvfence.reference_impl.attention"}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+@pytest.mark.parametrize("file", [*FILES, *OTHERS], ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_file_is_at_most_300_lines(file):
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 300
 

@@ -207,6 +207,21 @@ def test_sharing_that_did_not_happen_is_said(cases: list[CaseRecord], told: str)
     assert told in page([samples.header(cases=1), *cases, EndRecord(1.0, 0)]).text
 
 
+def test_attention_that_was_not_judged_is_said() -> None:
+    loud = replace(samples.noise("bfloat16"), attention_judged=False, attention_reason="it shifts by 0.3")
+    opened = [samples.header(cases=1), samples.noise(), loud, loud]
+    told = "Attention in bfloat16, to 512 tokens, was not judged: it shifts by 0.3."
+    text = page([*opened, samples.case(), EndRecord(1.0, 0)]).text
+    assert (text.count(told), text.count("was not judged")) == (1, 1)
+
+
+def test_an_engine_opened_again_is_one_line() -> None:
+    again = [samples.engine(), samples.engine("bfloat16"), replace(samples.engine(), seconds=6.0)]
+    rows = page([samples.header(), *again, samples.case()]).rows
+    lines = [cells[1:] for cells in rows if cells[0].startswith("dtype=")]
+    assert lines == [["32", "2", "6.0 s"], ["32", "1", "4.2 s"]]
+
+
 def test_torn_lines_are_said() -> None:
     assert (
         "1 record line cut short" in Page(html.render(replace(samples.as_run(samples.incomplete()), torn_lines=1))).text

@@ -1,4 +1,5 @@
 import pytest
+import samples
 
 from kvfence.adapters.api import Completion
 from kvfence.conformance.case import Case
@@ -33,6 +34,19 @@ def ruling(mode, cached, longest=17, block_size=16, ties=0):
 def test_silence_counts_only_with_its_control(mode, cached, longest, block, outcome, reason):
     result = ruling(mode, cached, longest, block)
     assert (result.outcome, result.reason) == (outcome, reason)
+
+
+@pytest.mark.parametrize("mode", ["serial", "shared"])
+@pytest.mark.parametrize("cached", [0, 16, None])
+def test_silence_of_what_was_not_shown_is_no_pass(mode, cached):
+    result = rule(case(mode), Control(17, 17, cached), 16, (), 1, "nothing was shown")
+    assert (result.outcome, result.reason, result.ties) == (Outcome.INCONCLUSIVE, "nothing was shown", 1)
+
+
+def test_a_finding_stands_whatever_was_not_shown():
+    found = samples.finding("A0", "B0", 2, 3, case="x")
+    result = rule(case("serial"), Control(17, 17, 0), 16, (found,), 0, "nothing was shown")
+    assert (result.outcome, result.reason, result.findings) == (Outcome.VIOLATES, found.summary, (found,))
 
 
 def test_ties_are_told():

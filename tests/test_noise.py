@@ -1,11 +1,19 @@
 import math
-from itertools import count
+from dataclasses import replace
+from itertools import count, repeat
 
+import numpy as np
 import pytest
 
 from kvfence.adapters.api import Completion
+from kvfence.adapters.observation import Action, CacheEvent
 from kvfence.conformance import noise
+from kvfence.conformance.driver import Answer
+from kvfence.conformance.oracles.blocks import Breach
+from kvfence.prompts.prompt import Prompt
 from kvfence.prompts.word_layout import WordLayout
+from kvfence.reference_impl import shapes
+from kvfence.reference_impl.attention import LastQueries, total_variation
 from kvfence.reference_impl.golden import Golden
 
 
@@ -66,7 +74,7 @@ def golden(request):
 
 def test_equal_shapes_of_bfloat16_are_noisy_but_bounded(golden):
     layout = WordLayout(0, reach=32)
-    errors = list(noise.equal_shapes(golden, iter([layout.sample(60) for _ in range(8)]), floor=10))
+    errors = list(noise.equal_shapes(golden, iter([layout.sample(60) for _ in range(8)]), 10, noise.Clean(False)))
     # Eight padded rows of 60 to 53 tokens, and every second one on a reused prefix too.
     assert sorted(map(len, errors)) == sorted([50 - i for i in range(8)] + [50 - i for i in range(1, 8, 2)])
     step = golden.resolution(layout.sample(60))
@@ -76,7 +84,7 @@ def test_equal_shapes_of_bfloat16_are_noisy_but_bounded(golden):
 def test_equal_shapes_see_rounding(random_folder):
     golden = Golden.load(random_folder.path, "bfloat16")
     layout = WordLayout(0, reach=32)
-    errors = noise.equal_shapes(golden, iter([layout.sample(60) for _ in range(16)]), floor=0)
+    errors = noise.equal_shapes(golden, iter([layout.sample(60) for _ in range(16)]), 0, noise.Clean(False))
     assert any(map(max, errors))
 
 
@@ -91,7 +99,80 @@ def test_solo_runs_measure_the_engine_against_golden(golden):
             ((ids[0], v[0]), (ids[1], v[1] + shift), (ids[2], v[2]))
             for ids, v in zip(tops.indices.tolist(), tops.values.tolist(), strict=True)
         ]
-        return Completion("x", output, top_logprobs=tuple(best)), None
+        return Answer(Prompt("", "", prompt, 0, (), ()), Completion("x", output, top_logprobs=tuple(best)))
 
-    runs = noise.solo_runs(golden, solo, iter([tuple(range(8, 20))]), 4, [])
+    runs = noise.solo_runs(golden, solo, iter([tuple(range(8, 20))]), 4, noise.Clean(False))
     assert next(runs) == pytest.approx([shift] * 4, abs=1e-4)
+
+
+def test_attention_of_equal_shapes_is_compared_until_that_is_enough(random_folder, monkeypatch):
+    golden = Golden.load(random_folder.path, "float16")
+    layout = WordLayout(0, reach=32)
+    sequences = [layout.sample(60) for _ in range(24)]
+    clean = noise.Clean(True)
+    noise.watch_on(clean, noise.equal_shapes(golden, iter(sequences), 0, clean), iter(()), 0)
+    # Eight padded rows and four reused prefixes; the second batch is watched until there are sixteen.
+    assert [shift.shape for shift in clean.shapes] == [(32, 6, 8)] * noise.ATTENTION_RUNS
+    # Half precision rounds otherwise in a batch; each shape has noise of its own.
+    assert all(0 < shift.max() < 0.02 for shift in clean.shapes)
+    assert len({float(shift.sum()) for shift in clean.shapes}) == noise.ATTENTION_RUNS
+    quiet = noise.Clean(False)
+    noise.watch_on(quiet, noise.equal_shapes(golden, iter(sequences), 0, quiet), iter(()), 0)
+    assert quiet.shapes == []
+
+
+def test_clean_runs_go_on_where_margins_need_fewer():
+    clean = noise.Clean(True, [np.zeros(1)] * (noise.ATTENTION_RUNS - 2), runs=1)
+
+    def more(step):
+        while True:
+            step()
+            yield []
+
+    def run():
+        clean.runs += 1
+
+    noise.watch_on(clean, more(lambda: clean.shapes.append(np.zeros(1))), more(run), 4)
+    assert (len(clean.shapes), clean.runs) == (noise.ATTENTION_RUNS, 4)
+
+
+@pytest.mark.parametrize("n", [5, 60])
+def test_attention_in_equal_shapes_is_that_of_a_sequence_alone(random_folder, n):
+    golden = Golden.load(random_folder.path)
+    layout = WordLayout(0, reach=32)
+    sequences = [layout.sample(60)[: 60 - 7 * i] for i in range(4)]
+    batch = LastQueries([len(tokens) for tokens in sequences], n)
+    shapes.padded(golden.model, sequences, visit=batch)
+    for i, tokens in enumerate(sequences):
+        alone, reused, other = (LastQueries([len(tokens)], n) for _ in range(3))
+        shapes.alone(golden.model, tokens, alone)
+        shapes.prefix_reused(golden.model, tokens, len(tokens) // 2, 4, reused)
+        shapes.alone(golden.model, (*tokens[1:], tokens[0]), other)
+        expected = alone.rows(0)
+        assert expected.shape == (min(n, len(tokens)), 6, 8, len(tokens))
+        np.testing.assert_allclose(expected.sum(-1), 1, atol=1e-5)
+        for rows in (batch.rows(i), reused.rows(0)):
+            assert total_variation(expected, rows).max() < 1e-4
+        # A positive control: attention is no constant.
+        assert total_variation(expected, other.rows(0)).max() > 0.01
+
+
+def test_what_is_wrong_with_solo_runs(golden):
+    event = CacheEvent(0, "noise/2", Action.WRITE, 0, 7, 1)
+    breach = Breach("length", "noise/2", None, event, "begins at offset 7")
+
+    def solo(prompt, n):
+        answer = Answer(Prompt("", "", prompt, 0, (), ()), Completion("x", golden.generate(prompt, n)))
+        return replace(answer, breaches=(breach,)) if clean.runs == 1 else answer
+
+    clean = noise.Clean(False)
+    runs = noise.solo_runs(golden, solo, repeat(tuple(range(8, 12))), 1, clean)
+    told = []
+    for _ in range(3):
+        next(runs)
+        told.append(noise.solo_fault(clean))
+    assert told == ["", *["solo runs broke a rule of ownership: noise/2 begins at offset 7"] * 2]
+    assert noise.solo_fault(noise.Clean(True, [], [np.zeros(1)] * 3, runs=3)) == ""
+    assert noise.solo_fault(noise.Clean(True, [], [np.zeros(1)] * 2, runs=3)) == (
+        "the engine says it shows attention, and showed it in 2 of 3 solo runs"
+    )

@@ -53,9 +53,14 @@ class AttentionEvidence:
 
 
 class Comparison:
-    """Golden's attention beside an engine's, layer by layer: what `Golden.verify` shows its layers to."""
+    """Golden's attention beside an engine's, layer by layer: what `Golden.verify` shows its layers to.
 
-    def __init__(self, engine: Attention) -> None:
+    Raises EngineFaultError, here or when shown a layer, if the engine's are not the layers and heads of the model.
+    """
+
+    def __init__(self, engine: Attention, layers: int) -> None:
+        if (shown := engine.maximum.shape[1]) != layers:
+            raise EngineFaultError(f"the engine shows attention of {shown} layers; the model has {layers}")
         self._engine = engine
         # [n, layers, heads] total variation, 0 to 1
         self.shifts: NDArray[np.float32] = np.zeros(engine.maximum.shape, np.float32)
@@ -66,13 +71,10 @@ class Comparison:
 
     def __call__(self, layer: int, probabilities: Tensor) -> None:
         heads, n, keys = probabilities.shape
-        _, layers, engine_heads = self.shifts.shape
-        if layer >= layers or heads != engine_heads:
-            shown = f"{layers} layers of {engine_heads} heads"
-            raise EngineFaultError(f"the engine shows attention of {shown}; the model has {heads} in layer {layer}")
-        rows, maximum, entropy, top = (
-            array.swapaxes(0, 1) for array in summarise(probabilities, arange(keys - n, keys))
-        )
+        if (shown := self.shifts.shape[2]) != heads:
+            raise EngineFaultError(f"the engine shows attention of {shown} heads; layer {layer} has {heads}")
+        at = arange(keys - n, keys, device=probabilities.device)
+        rows, maximum, entropy, top = (array.swapaxes(0, 1) for array in summarise(probabilities, at))
         self.shifts[:, layer] = total_variation(self._engine.rows[:, layer], rows)
         self._maximum[:, layer], self._entropy[:, layer], self._top[:, layer] = maximum, entropy, top
         self._probable[:, layer] = _at(rows, top)

@@ -1,0 +1,59 @@
+"""The observer: what the query behind each output token attends to, reduced layer by layer while the model runs."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvfence.reference_impl.attention import Attended, summarise
+from kvfence.reference_impl.footprint import Footprint
+from kvfence.reference_impl.paged import Group
+from kvfence.reference_impl.sequence import Row
+from kvfence.reference_impl.tags import OwnerTags
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The queries of one row that are looked at."""
+
+    row: Row
+    place: int  # in its group
+    at: Tensor  # [samples] positions
+    foreign: Tensor  # [samples, T] whether a key is another's, or behind the query
+
+
+class Observer:
+    """A visit of one forward pass. Owner tags must tell by then what the pass writes."""
+
+    def __init__(self, prints: list[Footprint], tags: OwnerTags) -> None:
+        self._watched: defaultdict[int, list[Watched]] = defaultdict(list)  # by identity of the group
+        self._layers: defaultdict[int, list[tuple[NDArray[Any], ...]]] = defaultdict(list)  # by identity of the row
+        for one in prints:
+            if one.row.samples:
+                self._watched[id(one.group)].append(_watched(one, tags))
+
+    def __call__(self, layer: int, group: Group, probabilities: Tensor) -> None:
+        for one in self._watched[id(group)]:
+            seen = probabilities[one.place, :, -len(one.at) :]
+            foreign = seen.masked_fill(~one.foreign, 0).sum(-1).cpu().numpy()
+            # A key that was not gathered has no probability.
+            own = pad(seen, (0, one.row.stop - seen.shape[-1]))
+            self._layers[id(one.row)].append((*summarise(own, one.at), foreign))
+
+    def attended(self, row: Row) -> list[Attended]:
+        """Attention of each of a row's samples."""
+        parts = [np.stack(part, axis=1) for part in zip(*self._layers[id(row)], strict=True)]
+        return [Attended(*(part[:, :, i].swapaxes(0, 1) for part in parts)) for i in range(row.samples)]
+
+
+def _watched(one: Footprint, tags: OwnerTags) -> Watched:
+    row, device = one.row, one.group.blocks.device
+    at = torch.arange(row.stop - row.samples, row.stop, device=device)
+    own = torch.from_numpy(one.own(tags)).to(device)
+    behind = torch.arange(len(own), device=device) > at[:, None]
+    return Watched(row, one.place, at, ~own | behind)
