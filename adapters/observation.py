@@ -6,7 +6,7 @@ change what the engine computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ class Observed:
     kv: Mapping[str, KV] = field(default_factory=dict)
 
 
-def join(steps: list[tuple[NDArray[Any], ...]]) -> Attention:
+def join(steps: Sequence[tuple[NDArray[Any], ...]]) -> Attention:
     """Attention of a request from that of its steps, each (rows, maximum, entropy, top) of [layers, heads, ...].
 
     Later steps see more keys; shorter rows are filled up with zeros.

@@ -217,14 +217,14 @@ class Schedules(RuleBasedStateMachine):
         raise AssertionError(f"{len(self.engine.sequences)} requests never end")
 
     def _step(self) -> None:
-        trace = self.engine.trace
-        trace.take()
+        self._count(Kind.COPY, Kind.FETCH)
         self.judge.hear(self.engine.step())
-        kinds = Counter(event.kind for event in trace.take())
-        self.counts.update(
-            {f"{kind} events": kinds[kind] for kind in (Kind.EVICT, Kind.COPY, Kind.SWAP_IN, Kind.FETCH)}
-        )
+        self._count(Kind.COPY, Kind.FETCH, Kind.SWAP_IN, Kind.EVICT)
         self.judge.collect()
+
+    def _count(self, *kinds: Kind) -> None:
+        seen = Counter(event.kind for event in self.engine.trace.take())
+        self.counts.update({f"{kind} events": seen[kind] for kind in kinds})
 
     def _settle(self) -> None:
         self.engine.settle()

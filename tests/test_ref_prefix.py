@@ -206,7 +206,7 @@ def test_after_new_weights_nothing_old_is_used(depth, store):
     engine.preempt("swapped", Preemption.SWAP)
     [child] = engine.fork("decoding", [9])
     sequences = [decoding, beside, swapped, child, engine.submit("waiting", prompt, 20)]
-    assert [sequence.cached for sequence in sequences] == [0, 16, 16, 0, 0]
+    assert [sequence.cached for sequence in sequences] == [16, 16, 16, 0, 0]
     assert child.table.blocks
     told = {sequence.id: len(sequence.tokens) for sequence in sequences}
     engine.settle()
