@@ -44,6 +44,12 @@ bench: install
 	$(BIN)/python benchmarks/verify.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/sharing.py
+	$(BIN)/python benchmarks/reference_sharing.py
+	$(BIN)/python benchmarks/reference_waste.py
+	$(BIN)/python benchmarks/reference_pool.py
+	$(BIN)/python benchmarks/reference_throughput.py
+	$(BIN)/python benchmarks/reference_throughput.py --model smollm2
+	$(BIN)/python benchmarks/reference_sweep.py
 
 clean:
 	rm -rf build dist *.egg-info $(DEMO) kvfence-report

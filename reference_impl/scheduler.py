@@ -140,7 +140,7 @@ class Scheduler:
         if swapped:
             cache.swap_in(sequence)
         elif fresh and not sequence.preemptions:
-            sequence.cached = sequence.computed
+            sequence.cached = min(sequence.computed, sequence.prompt)  # a fork may find its output too
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
         self.running.append(sequence)

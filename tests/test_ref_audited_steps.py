@@ -109,6 +109,25 @@ def test_a_write_of_padding_is_named_and_what_it_has_done():
     ]
 
 
+class LosesTheLastWrite(Runner):
+    def pack(self, *arguments):
+        packed = super().pack(*arguments)
+        packed.batch.slots[-1] = SCRATCH
+        return packed
+
+
+def test_a_write_elsewhere_is_named_and_the_read_where_it_is_missed():
+    engine = broken(runner=LosesTheLastWrite)
+    sequence = engine.submit("a", asked(14), 12)
+    engine.step()
+    block = sequence.table.blocks[-1]
+    assert told(engine) == [
+        (Rule.WRITE, SCRATCH, "is written to by a and held by nobody"),
+        (Rule.READ, block, "is read by a for position 16 and holds nobody's K/V"),
+        (Rule.HELD, block, "stands in the table of a for position 16 and holds nobody's K/V"),
+    ]
+
+
 class ExchangesTables(Runner):
     def pack(self, *arguments):
         packed = super().pack(*arguments)

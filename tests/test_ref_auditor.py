@@ -222,6 +222,15 @@ def test_what_is_broken_is_named_and_nothing_else(engine, break_):
         assert any((one.rule, one.block) == (rule, block) and told in one.told for one in found), found
 
 
+@pytest.mark.parametrize(("salt", "breaches"), [(None, 0), ("other", 1)])
+def test_an_entry_is_for_the_tenant_whose_kv_it_names(salt, breaches):
+    engine = audited("random", audit=False, sharing=False)
+    sequence = engine.submit("a", asked(14), 12)
+    engine.step()
+    put(engine, block := sequence.table.blocks[0], Namespace(salt), sequence.tokens[:SIZE])
+    assert [(one.rule, one.block, one.requests) for one in engine.audit()] == [(Rule.ENTRY, block, ("a",))] * breaches
+
+
 def test_a_breach_says_who_holds_the_block(engine):
     engine.pool.references[block := shared(engine)] += 1
     assert engine.audit() == [

@@ -144,6 +144,23 @@ def test_what_a_cancelled_request_has_written_can_be_found(depth):
     assert_golden("canary", [other])
 
 
+def test_what_is_found_of_a_cancelled_request_has_come_back_from_the_host():
+    engine = audited(depth=1)
+    sequence = decoding(engine)
+    engine.preempt("victim", Preemption.SWAP)
+    engine.reset_cache()
+    engine.step()
+    assert sequence.status is Status.RUNNING
+    assert engine.clock.in_flight(Stream.COPIES)
+    engine.cancel("victim")
+    assert engine.cache.tree.match(Namespace(), sequence.tokens)[1] >= 28
+    assert engine.audit() == []
+    other = engine.submit("other", PROMPT, 20)
+    finish(engine)
+    assert other.cached >= 28
+    assert_golden("canary", [other])
+
+
 def test_cancelled_twice_or_never_there():
     engine = audited()
     engine.submit("a", PROMPT, 5)

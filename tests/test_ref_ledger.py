@@ -114,6 +114,16 @@ def test_blocks_behind_a_window_are_not_used():
         assert ledger.tokens == 58 + step - first
 
 
+@pytest.mark.parametrize("order", [(7, 2), (2, 7)])
+def test_a_block_holds_what_the_table_with_most_of_it_says(model, order):
+    engine = ReferenceEngine(model, Settings(blocks=8, block_size=BLOCK))
+    for id, written in zip("ab", order, strict=True):
+        sequence = engine.submit(id, [2, 3], 1)
+        sequence.table.blocks, sequence.written = [5], written
+    ledger = Ledger.of(engine)
+    assert (ledger.used, ledger.entries, ledger.tokens, ledger.empty) == (1, 2, 9, 1)
+
+
 @pytest.mark.parametrize("family", SUPPORTED)
 def test_the_shape_in_a_configuration_is_that_of_the_cache_the_model_asks_for(family):
     model = tiny(family, None if family == "gpt2" else 2)
@@ -127,13 +137,27 @@ def test_the_shape_in_a_configuration_is_that_of_the_cache_the_model_asks_for(fa
         ({"num_hidden_layers": 2, "hidden_size": 64}, "num_attention_heads"),
         ({"num_hidden_layers": 2, "num_attention_heads": "4", "hidden_size": 64}, "num_attention_heads"),
         ({"num_hidden_layers": 2, "num_attention_heads": 4}, "hidden_size"),
-        ({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "kv_lora_rank": 8}, "kv_lora_rank"),
-        ({"num_attention_heads": 4, "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ],
 )
 def test_a_configuration_that_does_not_tell_the_shape(config, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"it does not say {message}"):
         Shape.of(config)
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"kv_lora_rank": 8}, "kv_lora_rank"),
+        ({"multi_query": True}, "multi_query"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+    ],
+)
+def test_a_cache_that_a_shape_does_not_tell(more, name):
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+    assert Shape.of({**config, "layer_types": ["sliding_attention", "full_attention"]}) == Shape(2, 4, 16)
+    with pytest.raises(ValueError, match=f"it has {name}, which the formula does not cover"):
+        Shape.of({**config, **more})
 
 
 def test_the_text_part_of_a_configuration_counts():
