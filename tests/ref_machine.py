@@ -17,7 +17,6 @@ from kvfence.reference_impl.settings import PARTS, Parts, Settings
 from kvfence.reference_impl.trace import Kind
 
 POOL = 48  # tokens of K/V; prompts take up to 7/8 of it
-OUTPUT = 12  # tokens, at most
 IDLE, DRAINED = 20, 3000  # steps that may go by without progress, and until all is done
 
 SALTS = (None, "a", "b")
@@ -27,10 +26,10 @@ pick = st.integers(0, 15)  # of a list, modulo its length
 requests = st.fixed_dictionaries(
     {
         "stem": st.integers(0, 1),
-        "eighths": st.integers(0, 7),  # of the pool, in whole blocks
+        "eighths": st.sampled_from((5, 3, 7, 4, 6, 2, 1, 0)),  # of the pool, in whole blocks
         "more": st.sampled_from((0, 0, 1, -1)),  # tokens
         "change": st.sampled_from((None, None, None, 0.0, 0.5, 1.0)),
-        "max_tokens": st.integers(1, OUTPUT),
+        "max_tokens": st.sampled_from((8, 12, 5, 3, 2, 1)),
         "salt": st.sampled_from((*SALTS, None, None)),
         "stop": st.sampled_from((None, None, None, 0, 1)),
         "timeout": st.sampled_from((None, None, None, None, None, 4, 12)),
@@ -64,19 +63,19 @@ class Schedules(RuleBasedStateMachine):
     """One engine on one model, and its judge."""
 
     parts: ClassVar[Parts] = PARTS
-    audit: ClassVar[bool] = True
+    fixed: ClassVar[dict[str, Any]] = {"audit": True}  # settings
     names: ClassVar[tuple[str, ...]] = NAMES
     tally: ClassVar[Tally] = Tally()
 
-    @initialize(data=st.data(), settings=setups(), first=st.lists(requests, min_size=3, max_size=6))
+    @initialize(data=st.data(), settings=setups(), first=st.lists(requests, min_size=4, max_size=8))
     def open(self, data: st.DataObject, settings: Settings, first: list[dict[str, Any]]) -> None:
         self.subject = subject(data.draw(st.sampled_from(self.names), label="model"))
         self.subject.use(0)
-        self.engine = ReferenceEngine(self.subject.model, replace(settings, audit=self.audit), self.parts)
+        self.engine = ReferenceEngine(self.subject.model, replace(settings, **self.fixed), self.parts)
         self.judge = Judge(self.engine, self.subject)
         self.counts = self.judge.counts
         self.counts["schedules"] += 1
-        self.submit(first, 0)
+        self.submit(first, 2)
 
     # Requests.
 
@@ -184,7 +183,7 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def audited(self) -> None:
         self.judge.collect()
-        breaches = self.engine.audit() if self.audit else []
+        breaches = self.engine.audit() if self.engine.settings.audit else []
         assert not breaches, "\n".join(map(str, breaches))
 
     def teardown(self) -> None:

@@ -162,7 +162,7 @@ def test_what_a_search_cannot_be_had_of(llama):
 
 
 def test_a_search_that_fails_leaves_nothing_behind(llama, monkeypatch):
-    engine = opened(llama[0])
+    engine = opened(llama[0], max_concurrency=2)  # two of the beams are in the step that fails, two are not
     run, runs = engine.worker.run, []
 
     def failing(rows):
