@@ -29,7 +29,10 @@ def run(engine: ReferenceEngine, requests: Sequence[tuple[Sequence[int], int]], 
         tokens = engine.step()
         if emitted:
             emitted(tokens)
-    outputs = {sequence.id: tuple(sequence.output) for sequence in engine.finished()}
+    outputs = {}
+    for ended in engine.finished():
+        assert not ended.error, ended.error
+        outputs[ended.id] = tuple(ended.output)
     return [outputs[str(i)] for i in range(len(requests))]
 
 

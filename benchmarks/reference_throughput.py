@@ -2,9 +2,9 @@
 
     python benchmarks/reference_throughput.py [--quick] [--model canary|smollm2] [--shared N] [CONCURRENCY ...]
 
-Time is from the first submission to the last token, prefill included, in float32. All three get the same
-prompts, new ones in every round, and start with nothing cached; they take turns, and medians are compared. `generate`
-gets a left-padded batch, in which all prompts are equally long: there is no padding to lose time on.
+Time is from the first submission to the last token, prefill included, in float32. All three get the same prompts, new
+ones in every round, and start with nothing cached. They take turns; what is told are medians, of rates and of ratios
+within a round. `generate` gets a left-padded batch, in which all prompts are equally long: no padding costs it time.
 """
 
 import argparse
@@ -122,8 +122,8 @@ def continuous(model: Any, work: Work, concurrency: int) -> Callable[[Prompts], 
 SYSTEMS = {"reference": reference, "generate": generate, "continuous": continuous}
 
 
-def compare(work: Work, concurrency: int, rounds: int, loaded: dict[str, Any]) -> dict[str, float]:
-    """Tokens a second of each system, median over rounds in which they take turns; outputs must be right."""
+def compare(work: Work, concurrency: int, rounds: int, loaded: dict[str, Any]) -> dict[str, list[float]]:
+    """Tokens a second of each system in rounds in which they take turns; outputs must be right."""
     answers = {name: system(loaded[name], work, concurrency) for name, system in SYSTEMS.items()}
     rates: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     for round in range(rounds + 1):
@@ -137,7 +137,7 @@ def compare(work: Work, concurrency: int, rounds: int, loaded: dict[str, Any]) -
                 assert outputs == [alphabet.answer(prompt, work.new) for prompt in prompts], name
             if round:  # the first one is to warm up
                 rates[name].append(concurrency * work.new / seconds)
-    return {name: statistics.median(each) for name, each in rates.items()}
+    return rates
 
 
 def main(argv: list[str]) -> None:
@@ -159,9 +159,12 @@ def main(argv: list[str]) -> None:
     print(f"{work.model}, {work.shared} + {work.own} prompt tokens, {work.new} new, {options.rounds} rounds")
     for concurrency in options.concurrency:
         rates = compare(work, concurrency, options.rounds, loaded)
-        figures = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
-        ratios = ", ".join(f"{rates['reference'] / rates[name]:.2f} × {name}" for name in ("generate", "continuous"))
-        print(f"concurrency {concurrency}: tokens/s {figures}; reference is {ratios}", flush=True)
+        figures = ", ".join(f"{name} {statistics.median(each):,.0f}" for name, each in rates.items())
+        ratios = []
+        for name in ("generate", "continuous"):
+            each = [own / other for own, other in zip(rates["reference"], rates[name], strict=True)]
+            ratios.append(f"{statistics.median(each):.2f} × {name} ({min(each):.2f} to {max(each):.2f})")
+        print(f"concurrency {concurrency}: tokens/s {figures}; reference is {', '.join(ratios)}", flush=True)
 
 
 if __name__ == "__main__":

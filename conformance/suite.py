@@ -53,8 +53,9 @@ class Suite:
         self.close()
 
     def close(self) -> None:
-        """End the engine's process and the record file."""
+        """End the engine's process, the loading of golden and the record file."""
         self._driver.close()
+        self._yardstick.close()
         self._writer.close()
 
     def finish(self, exit_code: int) -> None:

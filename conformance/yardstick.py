@@ -54,6 +54,10 @@ class Yardstick:
         except GoldenError as error:
             raise UsageError(str(error)) from error
 
+    def close(self) -> None:
+        """Wait for a golden that is still being loaded: nothing may go on behind a run that has ended."""
+        self._loader.shutdown(cancel_futures=True)
+
     def ready(self, case: Case) -> bool:
         """Whether a case needs neither another golden nor a measurement of noise."""
         return case.dtype == self._dtype and self._key(case) in self._calibrated

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import torch
@@ -43,6 +44,10 @@ class Verification:
     logprobs: tuple[float, ...]  # [n] nats, of the emitted token
 
 
+# While it loads, transformers takes `tie_weights` out of its classes: another load at that time leaves weights out.
+_loading = Lock()
+
+
 def load_model(folder: Path | str, dtype: str = "float32", device: str = "cpu") -> Any:
     """Load a transformers causal LM for inference in `dtype` on `device`.
 
@@ -57,7 +62,8 @@ def load_model(folder: Path | str, dtype: str = "float32", device: str = "cpu") 
     # TF32 would round float32 products to 10 bits and make every margin a tie.
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
+        with _loading:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
     except Exception as error:  # whatever its loaders raise: safetensors has a class of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise GoldenError(f"cannot load {folder} as a causal LM: {reason}") from error

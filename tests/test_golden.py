@@ -1,11 +1,13 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_models import tiny
 
 from kvfence.prompts import alphabet
-from kvfence.reference_impl.golden import Golden, GoldenError
+from kvfence.reference_impl.golden import Golden, GoldenError, load_model
 from kvfence.reference_impl.shapes import cached_greedy
 
 
@@ -111,3 +113,11 @@ def test_unknown_dtype_and_unloadable_model(canary_folder, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes()[:2000])
     with pytest.raises(GoldenError, match=r"cannot load .* as a causal LM"):
         Golden.load(tmp_path)
+
+
+def test_models_that_are_loaded_at_once_have_all_their_weights(tmp_path):
+    tied = tiny("gpt2")  # its head is saved as the embedding only
+    tied.save_pretrained(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        models = list(threads.map(load_model, [tmp_path] * 12))
+    assert all(torch.equal(model.lm_head.weight, tied.lm_head.weight) for model in models)

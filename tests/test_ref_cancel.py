@@ -198,11 +198,11 @@ def failing_at(*passes):
 @DEPTHS
 @pytest.mark.parametrize("name", MODELS)
 def test_a_pass_that_fails_ends_those_in_it_and_no_others(name, depth):
-    engine = audited(name, failing_at(3), depth=depth, **SETTINGS)
+    engine = audited(name, failing_at(3), depth=depth, **SETTINGS | {"token_budget": 13})
     in_it = [engine.submit("long", PROMPT, 12), engine.submit("short", asked(4, 3), 20)]
     behind = [engine.submit("prefix", PROMPT, 20), engine.submit("stranger", asked(9, 5), 20)]
     step_until(engine, lambda: in_it[0].finish)
-    # Two chunks have been written, and the third in one layer only.
+    # 26 tokens have been written, and behind them, in one layer only, what failed: that block is told to nobody.
     assert engine.cache.tree.match(Namespace(), PROMPT)[1] == 24
     finish(engine)
     assert [(one.finish, one.error) for one in in_it] == [(Finish.FAILED, "out of memory")] * 2
@@ -219,6 +219,18 @@ def test_every_pass_fails(depth):
         engine.submit(str(i), asked(9, i), 5)
     assert {one.finish for one in finish(engine).values()} == {Finish.FAILED}
     assert list(engine.cache.tree.entries()) == []
+    assert_empty(engine)
+
+
+def test_one_that_was_withdrawn_before_its_pass_failed_did_not_fail():
+    engine = audited(parts=failing_at(2), depth=1)
+    sequence = engine.submit("r", asked(9, 1), 20)
+    engine.step()
+    engine.step()
+    engine.cancel("r")
+    engine.step()
+    assert engine.runner.count == 2
+    assert (sequence.finish, sequence.error) == (Finish.CANCELLED, "")
     assert_empty(engine)
 
 

@@ -163,6 +163,16 @@ def test_others_go_on_meanwhile(depth):
     assert_golden("canary", [sequence, other])
 
 
+def test_who_pauses_in_the_batch_need_not_make_room_for_what_is_on_its_way():
+    engine = stored(transfer_steps=5)
+    pausing = engine.submit("pausing", asked(6, 7), 8)
+    pausing.pause = 1
+    step_until(engine, lambda: pausing.emitted)
+    sequence = second(engine)
+    engine.step()
+    assert (pausing.status, sequence.status) == (Status.RUNNING, Status.FETCHING)
+
+
 @DEPTHS
 @pytest.mark.parametrize("why", [Finish.CANCELLED, Finish.TIMED_OUT])
 def test_where_a_transfer_will_land_nobody_writes_before_it_has(why, depth):
@@ -180,7 +190,7 @@ def test_where_a_transfer_will_land_nobody_writes_before_it_has(why, depth):
     assert [let_go.blocks for let_go in engine.cache.draining] == [coming]
     assert not set(coming) & {*engine.pool.free, *engine.pool.idle, *other.table.blocks}
     step_until(engine, lambda: set(coming) & set(other.table.blocks))
-    assert transfer.landed
+    assert (transfer.landed, sequence.status) == (True, Status.FINISHED)
     finish(engine)
     assert engine.cache.tree.match(Namespace(), [1, *PREFIX])[1] < 4
     assert_golden("canary", [other])
