@@ -49,6 +49,13 @@ CAPABILITIES = {
     "events": "lets the uses of its cache be observed",
     "kv": "lets the K/V in its cache be observed",
     "session": "can be driven step by step, requests coming and going meanwhile",
+    "salt": "requests with different salts share nothing",
+    "adapters": "requests can run with LoRA adapters",
+    "weights": "the model's weights can be exchanged",
+    "media": "prompts can hold media items",
+    "conversations": "turns of a conversation reuse its KV, and its history can be edited",
+    "fork": "a running request can be forked",
+    "preempt": "a running request can be preempted at will",
 }
 OBSERVABLE = ("attention", "events", "kv")  # capabilities that `EngineConfig.observe` may name
 
@@ -82,12 +89,27 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class Media:
+    """A media item of a prompt, such as an image: where its placeholder token stands, and what it shows."""
+
+    position: int
+    content: str
+
+
+@dataclass(frozen=True)
 class Request:
-    """One request: greedy, exactly `max_tokens` new tokens, EOS a token like any other."""
+    """One request: greedy, exactly `max_tokens` new tokens, EOS a token like any other.
+
+    What is not None or empty below is only sent where the capability of its name is SUPPORTED.
+    """
 
     id: str
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...]  # in a conversation, what is new in this turn: its history goes before it
     max_tokens: int
+    salt: str | None = None  # of the tenant: only requests of the same one share
+    adapter: str | None = None  # a name given to `Engine.load_adapter`; capability "adapters"
+    media: tuple[Media, ...] = ()
+    conversation: str | None = None  # capability "conversations"
 
 
 @dataclass(frozen=True)
@@ -119,6 +141,20 @@ class Engine(ABC):
 
     def reset_cache(self) -> None:
         """Forget every cached block. Only called where "reset_cache" is SUPPORTED."""
+        raise NotImplementedError
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Let requests run with a LoRA adapter, a folder as PEFT writes it, in place of the last one of that name.
+
+        Only called where "adapters" is SUPPORTED. Raises EngineFaultError if it does not fit or requests run with it.
+        """
+        raise NotImplementedError
+
+    def load_weights(self, model: str) -> None:
+        """Go on with the weights of another model folder of the same shape; nothing old is used any more.
+
+        Only called where "weights" is SUPPORTED. Raises EngineFaultError if they do not fit.
+        """
         raise NotImplementedError
 
     def observe(self) -> Observed:
@@ -153,6 +189,28 @@ class Session(ABC):
 
         Raises EngineFaultError if the engine does not let go of it in bounded time.
         """
+
+    def fork(self, id: str, first: Sequence[int]) -> Sequence[str]:
+        """Have others go on from a running request, one for each token: that in place of the one it emitted last.
+
+        Their ids. A fork's completion begins with what the request had emitted before. Only called where "fork" is
+        SUPPORTED. Raises EngineFaultError unless the request has emitted a token.
+        """
+        raise NotImplementedError
+
+    def preempt(self, id: str) -> None:
+        """Take a running request out of the batch, as if the pool were full; it comes back by itself.
+
+        Only called where "preempt" is SUPPORTED. Raises EngineFaultError unless the request is in the batch.
+        """
+        raise NotImplementedError
+
+    def edit(self, conversation: str, history: Sequence[int]) -> None:
+        """Replace the tokens of a conversation's history.
+
+        Only called where "conversations" is SUPPORTED. Raises EngineFaultError if there is none or a turn of it runs.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def completions(self) -> Sequence[Completion]:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from kvfence.adapters.api import (
+    CAPABILITIES,
+    AdapterError,
     Capability,
     Completion,
     Engine,
@@ -15,21 +17,20 @@ from kvfence.adapters.api import (
     EngineFaultError,
     EngineStartError,
     Request,
-    Session,
     supported,
 )
 from kvfence.adapters.hf_model import POOL_TOKENS, TOP, load
 from kvfence.adapters.observation import KV, Action, Attention, CacheEvent, Observed, join
+from kvfence.adapters.reference_session import ReferenceSession, refused
 from kvfence.reference_impl import sequence as seq
-from kvfence.reference_impl.clock import Stream
 from kvfence.reference_impl.engine import EngineError, ReferenceEngine
+from kvfence.reference_impl.lora import LoraError, read_lora
 from kvfence.reference_impl.paged import UnsupportedModelError
 from kvfence.reference_impl.scheduler import Preemption
 from kvfence.reference_impl.settings import Settings
 from kvfence.reference_impl.trace import Event, Kind
 
 BLOCK = 16  # tokens
-IDLE_STEPS = 16  # that bring nobody on before a session gives up
 ACTIONS = {
     Kind.WRITE: Action.WRITE,
     Kind.COPY: Action.WRITE,
@@ -37,67 +38,8 @@ ACTIONS = {
     Kind.SHARE: Action.REUSE,
     Kind.RELEASE: Action.FREE,
 }
-NUMBERS = ("token_budget", "depth", "draft")
-ARGUMENTS = (*NUMBERS, "preemption")
-
-
-class ReferenceSession(Session):
-    """The reference engine, driven step by step."""
-
-    def __init__(self, engine: ReferenceEngine) -> None:
-        self._engine = engine
-        self._done: list[Completion] = []
-        self.closed = False
-
-    def submit(self, request: Request) -> None:
-        """Hand a request over. Raises EngineFaultError if its id is in use or the pool can never hold it."""
-        try:
-            self._engine.submit(request.id, request.prompt, request.max_tokens)
-        except EngineError as error:
-            raise EngineFaultError(str(error)) from error
-
-    def step(self) -> Mapping[str, tuple[int, ...]]:
-        for _ in range(IDLE_STEPS):
-            if not self._engine.sequences:
-                return {}
-            emitted = self._engine.step()
-            self._collect()
-            if emitted or self._engine.metrics.steps[-1].computed or self._engine.clock.in_flight(Stream.STEPS):
-                running = [sequence.id for sequence in self._engine.scheduler.running]
-                return {**dict.fromkeys(running, ()), **emitted}
-        left = ", ".join(sorted(self._engine.sequences))
-        raise EngineFaultError(f"no progress in {IDLE_STEPS} steps; left are the requests {left}")
-
-    def cancel(self, id: str) -> None:
-        """Withdraw a request. One that has ended is not touched: its completion stays."""
-        if id in self._engine.sequences:
-            self._engine.cancel(id)
-
-    def completions(self) -> Sequence[Completion]:
-        done, self._done = self._done, []
-        return done
-
-    def close(self) -> None:
-        self.closed = True
-        for id in list(self._engine.sequences):
-            self._engine.cancel(id)
-        self._engine.settle()
-        self._engine.finished()
-
-    def _collect(self) -> None:
-        for sequence in self._engine.finished():
-            if sequence.finish is seq.Finish.FAILED:
-                raise EngineFaultError(f"request {sequence.id} failed: {sequence.error}")
-            if sequence.finish is seq.Finish.LENGTH:
-                self._done.append(
-                    Completion(
-                        sequence.id,
-                        tuple(sequence.output),
-                        tuple(sequence.logprobs),
-                        tuple(sequence.top_logprobs),
-                        sequence.cached,
-                    )
-                )
+NUMBERS = ("token_budget", "depth", "draft", "remote", "transfer_steps")
+ARGUMENTS = (*NUMBERS, "buckets", "preemption")
 
 
 class ReferenceAdapter(Engine):
@@ -105,32 +47,20 @@ class ReferenceAdapter(Engine):
 
     name = "reference"
 
-    def __init__(self, engine: ReferenceEngine, observe: Sequence[str]) -> None:
+    def __init__(self, engine: ReferenceEngine, config: EngineConfig) -> None:
         from importlib.metadata import version
 
         self.version = version("kvfence")
         self.engine, self.block_size = engine, engine.settings.block_size
         self._session: ReferenceSession | None = None
-        self._observe = observe
+        self._config = config
         self._kv: dict[str, KV] = {}
         self._attention: dict[str, Attention] = {}
         engine.ending = self._keep
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
-        return supported(
-            "token_prompts",
-            "sharing",
-            "cached_tokens",
-            "logprobs",
-            "top_logprobs",
-            "reset_cache",
-            "reopen",
-            "attention",
-            "events",
-            "kv",
-            "session",
-        )
+        return supported(*CAPABILITIES)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         session = self.session()
@@ -147,6 +77,26 @@ class ReferenceAdapter(Engine):
     def reset_cache(self) -> None:
         self.engine.reset_cache()
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        try:
+            deltas = read_lora(folder)
+        except LoraError as error:
+            raise EngineFaultError(str(error)) from error
+        with refused():
+            self.engine.load_adapter(name, deltas)
+
+    def load_weights(self, model: str) -> None:
+        try:
+            new = load(self.name, model, self._config, ARGUMENTS).state_dict()
+        except AdapterError as error:
+            raise EngineFaultError(str(error)) from error
+        own = self.engine.runner.model.state_dict()
+        if {name: value.shape for name, value in new.items()} != {name: value.shape for name, value in own.items()}:
+            raise EngineFaultError(f"the weights of {model} are not of the shapes of this model's")
+        self.engine.settle()
+        self.engine.runner.model.load_state_dict(new)
+        self.engine.new_weights()
+
     def observe(self) -> Observed:
         events = tuple(map(_told, self.engine.trace.take())) if self.engine.trace else ()
         kv, self._kv = self._kv, {}
@@ -161,10 +111,10 @@ class ReferenceAdapter(Engine):
 
     def _keep(self, sequence: seq.Sequence) -> None:
         """Keep what is asked for of a sequence that ends, while it still has its blocks."""
-        if "attention" in self._observe and sequence.attention:
+        if "attention" in self._config.observe and sequence.attention:
             steps = [(seen.rows, seen.maximum, seen.entropy, seen.top) for seen in sequence.attention]
             self._attention[sequence.id] = join(steps)
-        if "kv" in self._observe:
+        if "kv" in self._config.observe:
             self._kv[sequence.id] = self._read(sequence)
 
     def _read(self, sequence: seq.Sequence) -> KV:
@@ -189,10 +139,11 @@ def _told(event: Event) -> CacheEvent | None:
 def open_engine(model: str, config: EngineConfig) -> ReferenceAdapter:
     """Open the transformers model folder `model`.
 
-    Engine arguments: token_budget (tokens in a step), depth (0 or 1 steps ahead), draft (tokens guessed ahead) and
-    preemption (recompute or swap).
+    Engine arguments: token_budget (tokens in a step), depth (0 or 1 steps ahead), draft (tokens guessed ahead),
+    preemption (recompute or swap), remote (blocks of the remote store), transfer_steps (that a transfer from it takes)
+    and buckets (sizes that decoding rows are padded to, such as 4,8).
     """
-    loaded = load("reference", model, config, ARGUMENTS)
+    loaded = load(ReferenceAdapter.name, model, config, ARGUMENTS)
     size = config.block_size or BLOCK
     try:
         settings = Settings(
@@ -204,22 +155,19 @@ def open_engine(model: str, config: EngineConfig) -> ReferenceAdapter:
             trace="events" in config.observe,
             tags="attention" in config.observe,
             attention="attention" in config.observe,
-            **_arguments(config.engine_args),
+            **{name: _argument(name, value) for name, value in config.engine_args.items()},
         )
-        return ReferenceAdapter(ReferenceEngine(loaded, settings), config.observe)
+        return ReferenceAdapter(ReferenceEngine(loaded, settings), config)
     except (EngineError, UnsupportedModelError) as error:
         raise EngineStartError(str(error)) from error
 
 
-def _arguments(given: Mapping[str, str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in NUMBERS:
-            if not value.isdecimal():
-                raise EngineStartError(f"{name} is a number, not {value}")
-            settings[name] = int(value)
-        elif value not in list(Preemption):
+def _argument(name: str, value: str) -> Any:
+    if name == "preemption":
+        if value not in list(Preemption):
             raise EngineStartError(f"{name} is one of {', '.join(Preemption)}, not {value}")
-        else:
-            settings[name] = Preemption(value)
-    return settings
+        return Preemption(value)
+    numbers = value.split(",") if name == "buckets" else [value]
+    if odd := [number for number in numbers if not number.isdecimal()]:
+        raise EngineStartError(f"{name} is a number, not {odd[0]}")
+    return tuple(map(int, numbers)) if name == "buckets" else int(value)

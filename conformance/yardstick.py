@@ -1,7 +1,7 @@
 """The yardstick of a run: golden in the dtype at hand, and the noise its margins are judged by."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -90,7 +90,11 @@ class Yardstick:
         )
 
     def _load(self, dtype: str | None = None) -> Future[Golden]:
-        return self._loader.submit(Golden.load, self._plan.model.path, dtype or self._dtype, self._settings.device)
+        golden = self._loader.submit(Golden.load, self._plan.model.path, dtype or self._dtype, self._settings.device)
+        if self._settings.in_process:
+            # transformers cannot load two models at a time in a process, and the engine's is next.
+            wait([golden])
+        return golden
 
     def _key(self, case: Case) -> tuple[str, int]:
         return case.dtype, noise.bucket_of(self._plan.length(case))

@@ -139,10 +139,11 @@ class KVCache:
 
         The remote store gets the whole ones: at eviction there would be no time to wait for a transfer to it.
         """
-        in_flight = sequence.in_flight()
+        whole = sequence.written // self.block_size * self.block_size
+        in_flight = sequence.in_flight() if tail or whole > sequence.published else []
         tail = tail and all(operation.stream is not Stream.STEPS for operation in in_flight)
-        n = sequence.written if tail else sequence.written // self.block_size * self.block_size
-        if not self.sharing or n <= sequence.published:
+        n = sequence.written if tail else whole
+        if n <= sequence.published:
             return
         for operation in in_flight:
             if operation.stream is Stream.COPIES:

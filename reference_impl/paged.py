@@ -15,7 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvfence.reference_impl.storage import Storage
 
-NAME = "kvfence_paged"
+# Under the first name a model is told what masks it would make, to see that they can be done without; under the second
+# it makes none, which takes time in every pass.
+PROBE, NAME = "kvfence_paged_probe", "kvfence_paged"
 
 
 class UnsupportedModelError(Exception):

@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvfence.reference_impl.adapter import Adapters
 from kvfence.reference_impl.key import AdapterId
 from kvfence.reference_impl.ledger import Shape
 from kvfence.reference_impl.media import embed
-from kvfence.reference_impl.paged import NAME, Batch, Group, UnsupportedModelError, paged_attention, window_of
+from kvfence.reference_impl.paged import NAME, PROBE, Batch, Group, UnsupportedModelError, paged_attention, window_of
 from kvfence.reference_impl.pool import SCRATCH
-from kvfence.reference_impl.sequence import Row, slot_mapping
+from kvfence.reference_impl.sequence import Row
 from kvfence.reference_impl.storage import Storage
 
+Indices = NDArray[np.int64]
 WASTE = 1.25  # keys gathered, over those needed, beyond which rows are not computed together
 
 
@@ -46,14 +48,16 @@ class Runner:
     def __init__(self, model: Any, buckets: abc.Sequence[int] = ()) -> None:
         from transformers import AttentionInterface, AttentionMaskInterface
 
-        AttentionInterface.register(NAME, paged_attention)
-        AttentionMaskInterface.register(NAME, window_of)
+        for name in (PROBE, NAME):
+            AttentionInterface.register(name, paged_attention)
+        AttentionMaskInterface.register(PROBE, window_of)
         self.model, self.device, self.adapters = model, model.device, Adapters(model)
         self._buckets = tuple(sorted(buckets))
         if not getattr(model, "_supports_attention_backend", False):
             raise UnsupportedModelError(f"{type(model).__name__} does not use transformers' attention interface")
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(PROBE)
         self.shape, self.window = _probe(self)
+        model.set_attn_implementation(NAME)
 
     def passes(self, rows: abc.Sequence[Row]) -> list[list[Row]]:
         """Divide rows into those that one forward pass can compute: they run with the same adapter."""
@@ -86,30 +90,24 @@ class Runner:
         size = storage.block_size
         together = list(_alike(sorted(rows, key=lambda row: (row.stop - row.start, row.stop))))
         tokens: list[int] = []
-        positions: list[np.ndarray[Any, Any]] = []
-        slots: list[np.ndarray[Any, Any]] = []
+        positions: list[Indices] = []
+        slots: list[Indices] = []
         wanted: list[int] = []
         media: list[tuple[int, str]] = []
         groups: list[Group] = []
         for members in together:
-            first = len(tokens)
+            tables, at = _laid_out(members, self._missing(members), size)
+            groups.append(Group(len(tokens), self._tensor(tables), self._tensor(at), tables.shape[1] * size))
             for row in members:
                 media += _media_of(row, len(tokens))
                 tokens += tokens_of(row)
-                positions.append(np.arange(row.start, row.stop))
-                slots.append(slot_mapping(row.blocks, size, row.start, row.stop))
                 wanted += range(len(tokens) - row.samples, len(tokens))
-            tables = [row.blocks[: -(-row.stop // size)] for row in members]
-            at = [positions[len(positions) - len(members) + i] for i in range(len(members))]
-            missing = self._missing(members)
-            tables += [(SCRATCH,)] * missing
-            at += [np.zeros(1, np.int64)] * missing
-            tokens += [0] * missing
-            positions += [np.zeros(1, np.int64)] * missing
-            slots += [np.zeros(1, np.int64)] * missing
-            groups.append(self._group(first, tables, np.stack(at), size))
-        flat = torch.from_numpy(np.concatenate(positions)).to(self.device)
-        batch = Batch(storage, torch.from_numpy(np.concatenate(slots)).to(self.device), groups)
+            tokens += [0] * (at.size - len(members) * at.shape[1])
+            positions.append(at.ravel())
+            # The slot mapping: block × block_size + offset.
+            slots.append((np.take_along_axis(tables, at // size, 1) * size + at % size).ravel())
+        flat = self._tensor(np.concatenate(positions))
+        batch = Batch(storage, self._tensor(np.concatenate(slots)), groups)
         return Packed(together, tokens, flat, batch, wanted, media, rows[0].sequence.namespace.adapter)
 
     def _missing(self, members: abc.Sequence[Row]) -> int:
@@ -118,11 +116,8 @@ class Runner:
             return 0
         return next((bucket - len(members) for bucket in self._buckets if bucket >= len(members)), 0)
 
-    def _group(self, first: int, tables: list[tuple[int, ...]], positions: Any, size: int) -> Group:
-        longest = max(map(len, tables))
-        padded = [table + (SCRATCH,) * (longest - len(table)) for table in tables]
-        blocks = torch.tensor(padded, device=self.device)
-        return Group(first, blocks, torch.from_numpy(positions).to(self.device), longest * size)
+    def _tensor(self, indices: Indices) -> Tensor:
+        return torch.from_numpy(indices).to(self.device)
 
 
 class _Asked(Storage):
@@ -161,6 +156,16 @@ def _probe(runner: Runner) -> tuple[Shape, int | None]:
     [(heads, width)] = asked.shapes
     windows = list(group.masks)
     return Shape(layers, heads, width), None if None in windows else max(filter(None, windows))
+
+
+def _laid_out(members: list[Row], missing: int, size: int) -> tuple[Indices, Indices]:
+    """Block tables [R, T / block_size], filled up with the scratch block, and positions [R, Q] of rows and padding."""
+    tables = np.full((len(members) + missing, -(-max(row.stop for row in members) // size)), SCRATCH, np.int64)
+    for i, row in enumerate(members):
+        blocks = row.blocks[: -(-row.stop // size)]
+        tables[i, : len(blocks)] = blocks
+    starts = np.array([row.start for row in members] + [0] * missing)
+    return tables, starts[:, None] + np.arange(members[0].stop - members[0].start)
 
 
 def tokens_of(row: Row) -> list[int]:

@@ -5,9 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import nan
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvfence.reference_impl.attention import Attended
 from kvfence.reference_impl.clock import Operation
 from kvfence.reference_impl.key import Namespace
@@ -45,14 +42,6 @@ class BlockTable:
     def capacity(self) -> int:
         """Positions that the table has room for."""
         return len(self.blocks) * self.block_size
-
-
-def slot_mapping(blocks: abc.Sequence[int], block_size: int, start: int, stop: int) -> NDArray[np.int64]:
-    """The slots [stop - start] of positions in a table: block × block_size + offset."""
-    positions = np.arange(start, stop)
-    entries = np.asarray(blocks, np.int64)[positions // block_size]
-    slots: NDArray[np.int64] = entries * block_size + positions % block_size
-    return slots
 
 
 @dataclass

@@ -38,7 +38,7 @@ def test_of_reference_impl_adapters_take_only_the_view_into_attention():
     modules = {
         node.module
         for file in (ROOT / "adapters").glob("*.py")
-        if file.name != "reference.py"  # the engine's own adapter
+        if not file.name.startswith("reference")  # the engine's own adapter
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvfence.reference_impl")
     }

@@ -25,7 +25,7 @@ NAMES = pytest.mark.parametrize("name", MODELS)
 def test_in_a_batch_the_others_wait_for_the_one_that_computes(name, depth, budget):
     engine = audited(name, depth=depth, token_budget=budget)
     prompts = {str(i): asked(20 + i, i, PREFIX) for i in range(3)}
-    prompts["stranger"] = asked(9, 7)[1:]
+    prompts["stranger"] = [alphabet.EOS, *asked(9, 7)[1:]]
     sequences = {id: engine.submit(id, prompt, 12) for id, prompt in prompts.items()}
     step_until(engine, lambda: sequences["0"].written >= 16)
     # Whoever shares nothing does not wait.

@@ -112,7 +112,7 @@ def test_the_attention_shown_is_that_of_a_forward_without_cache(canary_folder):
 
 def test_bad_settings_are_told_in_a_line(canary_folder):
     for arguments, told in (
-        ({"depht": "1"}, "reference has no engine argument depht; it has token_budget, depth, draft, preemption"),
+        ({"depht": "1"}, "reference has no engine argument depht; it has token_budget, depth, draft, remote"),
         ({"depth": "x"}, "depth is a number, not x"),
         ({"preemption": "x"}, "preemption is one of recompute, swap, not x"),
         ({"depth": "1", "draft": "2"}, "guessing ahead needs depth 0"),

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny
 
 from kvfence.conformance import noise
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite
+from kvfence.prompts import alphabet
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import read
 
@@ -94,6 +96,16 @@ def test_hf_is_what_it_is(tmp_path, monkeypatch, model, dtypes, n):
     assert len(records) == n
     assert all(record.cached_tokens > 100 for id, record in records.items() if id.startswith("shared"))
     assert all(record.positions == 8 * 32 for record in records.values())
+
+
+def test_engine_and_golden_in_one_process_have_all_their_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "POSITIONS", 300)
+    # While one model was loaded, transformers would leave tied weights of another one out.
+    tied = tmp_path / "tied"
+    tiny("gpt2", vocab_size=alphabet.VOCAB_SIZE, max_position_embeddings=512).save_pretrained(tied)
+    case = "serial-canary-block+1-alone-c1-float32"
+    record = only(run(tmp_path, "hf", case, model=str(tied), in_process=True))
+    assert record.outcome is Outcome.CONFORMS, record.reason
 
 
 @pytest.mark.parametrize(
