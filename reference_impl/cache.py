@@ -143,7 +143,7 @@ class KVCache:
         in_flight = sequence.in_flight() if tail or whole > sequence.published else []
         tail = tail and all(operation.stream is not Stream.STEPS for operation in in_flight)
         n = sequence.written if tail else whole
-        if n <= sequence.published:
+        if not self.sharing or n <= sequence.published:
             return
         for operation in in_flight:
             if operation.stream is Stream.COPIES:
