@@ -8,6 +8,9 @@ from hypothesis import settings
 from kvfence.prompts import models
 from kvfence.prompts.folder import ModelFolder
 
+# Before torch is imported, here and in workers: threads of several processes on one core hold each other up.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 TESTS = Path(__file__).parent
 EXAMPLES = TESTS.parent / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
