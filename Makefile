@@ -1,16 +1,17 @@
-# make demo, make test, make proof: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, make test, make proof, make kernel: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DEMO ?= demo-report
 WORKERS ?= 2
 SCHEDULES ?= 2000
+TRITON ?= 3.9.0
 STAMP := $(VENV)/.installed
 
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof lint bench clean
+.PHONY: install demo test proof kernel lint bench clean
 
 install: $(STAMP)
 
@@ -32,6 +33,11 @@ test: install
 # The reference engine on random schedules, drawn anew each time; tells what happened in them.
 proof: install
 	SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -s tests/test_ref_machine.py -k every_output
+
+# Triton is large, and on a CUDA machine comes with torch: taken only where it is missing, for its interpreter.
+kernel: install
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install -q triton==$(TRITON)
+	$(BIN)/python -m pytest tests/test_ref_kernel.py
 
 # mypy sees the packages under their real names only where they are installed.
 lint: install

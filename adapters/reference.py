@@ -38,7 +38,7 @@ ACTIONS = {
     Kind.SHARE: Action.REUSE,
     Kind.RELEASE: Action.FREE,
 }
-NUMBERS = ("token_budget", "depth", "draft", "remote", "transfer_steps")
+NUMBERS = ("token_budget", "depth", "draft", "remote", "transfer_steps", "kernel")
 ARGUMENTS = (*NUMBERS, "buckets", "preemption")
 
 
@@ -140,8 +140,8 @@ def open_engine(model: str, config: EngineConfig) -> ReferenceAdapter:
     """Open the transformers model folder `model`.
 
     Engine arguments: token_budget (tokens in a step), depth (0 or 1 steps ahead), draft (tokens guessed ahead),
-    preemption (recompute or swap), remote (blocks of the remote store), transfer_steps (that a transfer from it takes)
-    and buckets (sizes that decoding rows are padded to, such as 4,8).
+    preemption (recompute or swap), remote (blocks of the remote store), transfer_steps (that a transfer from it takes),
+    buckets (sizes that decoding rows are padded to, such as 4,8) and kernel (1 for Triton's).
     """
     loaded = load(ReferenceAdapter.name, model, config, ARGUMENTS)
     size = config.block_size or BLOCK

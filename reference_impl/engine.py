@@ -36,7 +36,7 @@ class ReferenceEngine:
 
     def __init__(self, model: Any, settings: Settings = DEFAULT, parts: Parts = PARTS) -> None:
         self.settings = settings
-        self.runner = parts.runner(model, settings.buckets)
+        self.runner = parts.runner(model, settings.buckets, settings.kernel)
         shape, size = self.runner.shape, settings.block_size
         self.tags = parts.tags(settings.blocks * size, size) if settings.tags else None
         self.trace = Trace() if settings.trace else None

@@ -56,6 +56,10 @@ class Group:
 Visit = Callable[[int, Group, Tensor], None]
 
 
+# A kernel: queries, K and V of a layer, block tables, positions, scaling, window, softcap; see kernel.py.
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float, int | None, float | None], Tensor]
+
+
 @dataclass
 class Batch:
     """One forward pass: where its tokens' K and V go, and what each token may see."""
@@ -63,6 +67,7 @@ class Batch:
     storage: Storage
     slots: Tensor  # [N]
     groups: list[Group]
+    attend: Attend | None = None  # what attends to pages where they lie; None = they are gathered
     visit: Visit | None = None
 
 
@@ -99,24 +104,41 @@ def paged_attention(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
     for group in paged.groups:
-        keys, values = (kv.transpose(1, 2) for kv in paged.storage.gather(module.layer_idx, group.blocks))
         rows, queries = group.shape
         tokens = slice(group.first, group.first + rows * queries)
-        grouped = _by_kv_head(query[0, :, tokens], rows, queries, keys.shape[1])
-        added = group.mask(sliding_window, query.dtype)
-        if queries > 1:
-            # Query heads that share a KV head are told apart by their row only.
-            added = added.repeat(1, 1, query.shape[1] // keys.shape[1], 1)
-        if paged.visit or softcap:
-            weights = _probabilities(grouped, keys, added, scaling, softcap)
-            if paged.visit:
-                paged.visit(module.layer_idx, group, weights.reshape(rows, -1, queries, group.keys))
-        if softcap:
-            seen = torch.matmul(weights.to(values.dtype), values)
+        grouped = _by_kv_head(query[0, :, tokens], rows, queries, key.shape[1])
+        if paged.attend and not paged.visit:
+            pages = paged.storage.pages(module.layer_idx)
+            seen = paged.attend(grouped, *pages, group.blocks, group.positions, scaling, sliding_window, softcap)
         else:
-            seen = scaled_dot_product_attention(grouped, keys, values, attn_mask=added, scale=scaling)
+            seen = _gathered(paged, module.layer_idx, group, grouped, scaling, sliding_window, softcap)
         out[tokens] = _by_token(seen, rows, queries)
     return out[None], None
+
+
+def _gathered(
+    paged: Batch,
+    layer: int,
+    group: Group,
+    grouped: Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attention [R, kv_heads, heads / kv_heads × Q, head_dim] of queries of that shape to gathered keys."""
+    keys, values = (kv.transpose(1, 2) for kv in paged.storage.gather(layer, group.blocks))
+    rows, queries = group.shape
+    added = group.mask(window, grouped.dtype)
+    if queries > 1:
+        # Query heads that share a KV head are told apart by their row only.
+        added = added.repeat(1, 1, grouped.shape[2] // queries, 1)
+    if paged.visit or softcap:
+        weights = _probabilities(grouped, keys, added, scaling, softcap)
+        if paged.visit:
+            paged.visit(layer, group, weights.reshape(rows, -1, queries, group.keys))
+    if softcap:
+        return torch.matmul(weights.to(values.dtype), values)
+    return scaled_dot_product_attention(grouped, keys, values, attn_mask=added, scale=scaling)
 
 
 def _by_kv_head(query: Tensor, rows: int, queries: int, kv_heads: int) -> Tensor:

@@ -1,5 +1,6 @@
 """The runner: one forward pass of a transformers model over the rows of many sequences."""
 
+import os
 from collections import abc, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,16 @@ from kvfence.reference_impl.adapter import Adapters
 from kvfence.reference_impl.key import AdapterId
 from kvfence.reference_impl.ledger import Shape
 from kvfence.reference_impl.media import embed
-from kvfence.reference_impl.paged import NAME, PROBE, Batch, Group, UnsupportedModelError, paged_attention, window_of
+from kvfence.reference_impl.paged import (
+    NAME,
+    PROBE,
+    Attend,
+    Batch,
+    Group,
+    UnsupportedModelError,
+    paged_attention,
+    window_of,
+)
 from kvfence.reference_impl.pool import SCRATCH
 from kvfence.reference_impl.sequence import Row
 from kvfence.reference_impl.storage import Storage
@@ -45,7 +55,7 @@ class Packed:
 class Runner:
     """A model that reads and writes its K/V through block tables. Raises UnsupportedModelError if it does not."""
 
-    def __init__(self, model: Any, buckets: abc.Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, buckets: abc.Sequence[int] = (), kernel: bool = False) -> None:
         from transformers import AttentionInterface, AttentionMaskInterface
 
         for name in (PROBE, NAME):
@@ -53,6 +63,7 @@ class Runner:
         AttentionMaskInterface.register(PROBE, window_of)
         self.model, self.device, self.adapters = model, model.device, Adapters(model)
         self._buckets = tuple(sorted(buckets))
+        self._attend = _kernel(model.device) if kernel else None
         if not getattr(model, "_supports_attention_backend", False):
             raise UnsupportedModelError(f"{type(model).__name__} does not use transformers' attention interface")
         model.set_attn_implementation(PROBE)
@@ -107,7 +118,7 @@ class Runner:
             # The slot mapping: block × block_size + offset.
             slots.append((np.take_along_axis(tables, at // size, 1) * size + at % size).ravel())
         flat = self._tensor(np.concatenate(positions))
-        batch = Batch(storage, self._tensor(np.concatenate(slots)), groups)
+        batch = Batch(storage, self._tensor(np.concatenate(slots)), groups, self._attend)
         return Packed(together, tokens, flat, batch, wanted, media, rows[0].sequence.namespace.adapter)
 
     def _missing(self, members: abc.Sequence[Row]) -> int:
@@ -118,6 +129,17 @@ class Runner:
 
     def _tensor(self, indices: Indices) -> Tensor:
         return torch.from_numpy(indices).to(self.device)
+
+
+def _kernel(device: torch.device) -> Attend:
+    """Triton's kernel. Raises UnsupportedModelError where it cannot run."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UnsupportedModelError(f"the kernel needs a CUDA device, or TRITON_INTERPRET=1; the model is on {device}")
+    try:
+        from kvfence.reference_impl.kernel import attend
+    except ImportError as error:
+        raise UnsupportedModelError("the kernel needs triton: pip install triton") from error
+    return attend
 
 
 class _Asked(Storage):

@@ -65,6 +65,11 @@ class ScaledStorage(Storage):
         scales = self.scales[:, layer, blocks].to(self._dtype).repeat_interleave(self.block_size, -1)[..., None, None]
         return key * scales[0], value * scales[1]
 
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All K and V [blocks, block_size, kv_heads, head_dim], in the model's dtype, of one layer."""
+        scales = self.scales[:, layer, :, None, None, None].to(self._dtype)
+        return self.kv[0, layer] * scales[0], self.kv[1, layer] * scales[1]
+
     def copy(self, source: int, target: int) -> None:
         """Copy all of one block, its scales too, to another."""
         super().copy(source, target)

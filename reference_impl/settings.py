@@ -30,6 +30,7 @@ class Settings:
     transfer_steps: int = 2  # that a transfer from it takes
     draft: int = 0  # tokens guessed ahead of each decoding sequence
     buckets: tuple[int, ...] = ()  # sizes that decoding rows are padded to
+    kernel: bool = False  # whether Triton's kernel attends, where attention is not observed
     logprobs: int = 0  # best tokens whose logprobs are told at each position; 0 = none at all
     trace: bool = False
     tags: bool = False

@@ -43,6 +43,10 @@ class Storage:
         key, value = (p.view(rows, columns * self.block_size, *p.shape[-2:]) for p in pages)
         return key, value
 
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All K and V [blocks, block_size, kv_heads, head_dim] of one layer."""
+        return self.kv[0, layer], self.kv[1, layer]
+
     def copy(self, source: int, target: int) -> None:
         """Copy all of one block to another."""
         self.kv[:, :, target] = self.kv[:, :, source]

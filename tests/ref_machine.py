@@ -66,10 +66,11 @@ class Schedules(RuleBasedStateMachine):
     fixed: ClassVar[dict[str, Any]] = {"audit": True}  # settings
     names: ClassVar[tuple[str, ...]] = NAMES
     tally: ClassVar[Tally] = Tally()
+    device: ClassVar[str] = "cpu"
 
     @initialize(data=st.data(), settings=setups(), first=st.lists(requests, min_size=4, max_size=8))
     def open(self, data: st.DataObject, settings: Settings, first: list[dict[str, Any]]) -> None:
-        self.subject = subject(data.draw(st.sampled_from(self.names), label="model"))
+        self.subject = subject(data.draw(st.sampled_from(self.names), label="model"), self.device)
         self.subject.use(0)
         self.engine = ReferenceEngine(self.subject.model, replace(settings, **self.fixed), self.parts)
         self.judge = Judge(self.engine, self.subject)

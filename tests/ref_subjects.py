@@ -31,9 +31,8 @@ class Subject:
 
     stems: list[list[int]]
 
-    def __init__(self, build: Callable[[int], Any], seeds: Sequence[int] = (0, 1)) -> None:
-        self.model = build(seeds[0])
-        self._models = [build(seed) for seed in seeds]
+    def __init__(self, build: Callable[[int], Any], device: str, seeds: Sequence[int] = (0, 1)) -> None:
+        self.model, *self._models = [build(seed).to(device) for seed in (seeds[0], *seeds)]
         self._goldens = [Golden(model) for model in self._models]
         self._weights = [{name: value.clone() for name, value in m.state_dict().items()} for m in self._models]
         self.weights = 0
@@ -54,10 +53,10 @@ class Tiny(Subject):
 
     exact = False
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: str) -> None:
         family, kv_heads = FAMILIES[name]
         window = {"sliding_window": WINDOW} if family in ("mistral", "gemma2", "gemma3") else {}
-        super().__init__(lambda seed: tiny(family, kv_heads, seed=seed, vocab_size=VOCABULARY, **window))
+        super().__init__(lambda seed: tiny(family, kv_heads, seed=seed, vocab_size=VOCABULARY, **window), device)
         self.vocabulary = VOCABULARY
         rng = random.Random(name)
         self.stems = [[rng.randrange(VOCABULARY) for _ in range(LONGEST)] for _ in range(STEMS)]
@@ -80,9 +79,9 @@ class Canary(Subject):
 
     exact = True
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         folder = models.resolve("canary").path
-        super().__init__(lambda seed: load_model(folder), seeds=(0,))
+        super().__init__(lambda seed: load_model(folder), device, seeds=(0,))
         self.vocabulary = alphabet.VOCAB_SIZE
         words = random.Random(0).sample(range(alphabet.FIRST_WORD, alphabet.WORDS), STEMS * (LONGEST + 3) + 3)
         self.stems = [words[i * (LONGEST + 3) :][: LONGEST + 3] for i in range(STEMS)]
@@ -102,6 +101,6 @@ class Canary(Subject):
 
 
 @cache
-def subject(name: str) -> Tiny | Canary:
-    """A subject by name, made once."""
-    return Canary() if name == "canary" else Tiny(name)
+def subject(name: str, device: str) -> Tiny | Canary:
+    """A subject by name, made once for a device."""
+    return Canary(device) if name == "canary" else Tiny(name, device)
