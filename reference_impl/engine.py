@@ -24,7 +24,6 @@ from kvfence.reference_impl.scheduler import Preemption, no_draft
 from kvfence.reference_impl.sequence import BlockTable, Finish, Sequence, Status
 from kvfence.reference_impl.settings import DEFAULT, PARTS, Parts, Settings
 from kvfence.reference_impl.trace import Trace
-from kvfence.reference_impl.worker import Worker
 
 
 class EngineError(Exception):
@@ -58,7 +57,7 @@ class ReferenceEngine:
             raise EngineError("auditing and observing attention need owner tags: set tags")
         self.sequences: dict[str, Sequence] = {}  # that have not finished
         self._auditor = Auditor(self.cache, self.sequences, self.tags, self.runner.window) if self.tags else None
-        self.worker = Worker(
+        self.worker = parts.worker(
             self.runner, self.storage, settings.logprobs, self.trace, self._auditor, settings.attention
         )
         self.metrics = Metrics()

@@ -13,6 +13,7 @@ from kvfence.reference_impl.steps import Steps
 from kvfence.reference_impl.storage import Storage
 from kvfence.reference_impl.tags import OwnerTags
 from kvfence.reference_impl.transfers import Transfers
+from kvfence.reference_impl.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Parts:
     transfers: type[Transfers] = Transfers
     scheduler: type[Scheduler] = Scheduler
     runner: type[Runner] = Runner
+    worker: type[Worker] = Worker
     steps: type[Steps] = Steps
 
 
