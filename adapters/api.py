@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
-from kvfence.adapters.observation import TOP, Attention, CacheEvent, Observed
+from kvfence.adapters.observation import Observed
 
 
 class AdapterError(Exception):
@@ -227,47 +227,3 @@ class Adapter(Protocol):
     """
 
     def __call__(self, model: str, config: EngineConfig) -> Engine: ...
-
-
-def check_completions(requests: Sequence[Request], completions: object, vocabulary: int) -> list[Completion]:
-    """The completions in the order of the requests, or EngineFaultError saying how they are not an answer to them."""
-    if not isinstance(completions, Sequence) or not all(isinstance(c, Completion) for c in completions):
-        raise EngineFaultError(f"generate() must return a sequence of Completion, got {type(completions).__name__}")
-    by_id = {completion.id: completion for completion in completions}
-    if len(completions) != len(requests) or by_id.keys() != {request.id for request in requests}:
-        raise EngineFaultError(f"{len(requests)} requests got {len(completions)} completions, ids {sorted(by_id)}")
-    ordered = [by_id[request.id] for request in requests]
-    for request, completion in zip(requests, ordered, strict=True):
-        _check_completion(request, completion, vocabulary)
-    return ordered
-
-
-def check_observed(requests: Sequence[Request], observed: object) -> Observed:
-    """What was observed during one call, or EngineFaultError saying how it cannot be about these requests."""
-    if not isinstance(observed, Observed):
-        raise EngineFaultError(f"observe() must return an Observed, got {type(observed).__name__}")
-    for seen, kind in ((observed.attention.values(), Attention), (observed.events, CacheEvent)):
-        if odd := [one for one in seen if not isinstance(one, kind)]:
-            raise EngineFaultError(f"observe() must show each {kind.__name__} as such, got {type(odd[0]).__name__}")
-    tokens = {request.id: request.max_tokens for request in requests}
-    for id, attention in observed.attention.items():
-        if id in tokens and (n := len(attention.rows)) != tokens[id]:
-            raise EngineFaultError(f"request {id} got {tokens[id]} tokens but attention of {n} steps")
-        shape = attention.maximum.shape
-        others = (attention.rows.shape[:-1], attention.entropy.shape, attention.top.shape[:-1])
-        if len(shape) != 3 or any(other != shape for other in others) or attention.top.shape[-1] != TOP:
-            raise EngineFaultError(f"attention of request {id} is not of [steps, layers, heads] throughout")
-    return observed
-
-
-def _check_completion(request: Request, completion: Completion, vocabulary: int) -> None:
-    n = len(completion.tokens)
-    if n != request.max_tokens:
-        raise EngineFaultError(f"request {request.id} got {n} tokens instead of {request.max_tokens}")
-    for token in completion.tokens:
-        if not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise EngineFaultError(f"request {request.id} got token {token!r} outside the vocabulary of {vocabulary}")
-    for name in ("logprobs", "top_logprobs"):
-        values = getattr(completion, name)
-        if values is not None and len(values) != n:
-            raise EngineFaultError(f"request {request.id} got {len(values)} {name} for {n} tokens")

@@ -181,6 +181,9 @@ class ProcessHost:
             good, answer = self._wire.recv()
         except (EOFError, OSError) as error:
             raise EngineFaultError(self._obituary()) from error
+        except Exception as error:  # whatever a class does that is known to the child only
+            self._busy = False
+            raise EngineFaultError(f"the engine's answer holds objects of its own: {error}") from error
         self._busy = False
         if good:
             return answer

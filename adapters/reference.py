@@ -169,5 +169,5 @@ def _argument(name: str, value: str) -> Any:
         return Preemption(value)
     numbers = value.split(",") if name == "buckets" else [value]
     if odd := [number for number in numbers if not number.isdecimal()]:
-        raise EngineStartError(f"{name} is a number, not {odd[0]}")
+        raise EngineStartError(f"{name} is a number, not {odd[0] or 'nothing'}")
     return tuple(map(int, numbers)) if name == "buckets" else int(value)

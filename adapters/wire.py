@@ -4,7 +4,17 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvfence.adapters.api import AdapterError, Capability, Engine, Support
+from kvfence.adapters.api import (
+    AdapterError,
+    Capability,
+    Engine,
+    EngineFaultError,
+    EngineStartError,
+    Support,
+    UnsupportedConfigError,
+)
+
+ERRORS = (EngineStartError, UnsupportedConfigError, EngineFaultError, AdapterError)
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,13 @@ class Failure:
 
 
 def describe(engine: Engine) -> EngineInfo:
-    """The facts of an opened engine."""
+    """The facts of an opened engine. Raises EngineStartError where they are not what the contract says."""
+    if not isinstance(engine, Engine):
+        raise EngineStartError(f"the adapter must return an Engine, not {type(engine).__name__}")
+    if odd := [name for name, state in engine.capabilities.items() if not isinstance(state, Capability)]:
+        raise EngineStartError(f"the engine's capability {odd[0]} must be a Capability")
+    if (size := engine.block_size) is not None and (not isinstance(size, int) or size < 1):
+        raise EngineStartError(f"the engine's block size is {size!r}; it must be a positive int, or None")
     return EngineInfo(engine.name, str(engine.version), engine.block_size, dict(engine.capabilities))
 
 
@@ -40,5 +56,7 @@ def failure(error: BaseException) -> Failure:
     """Make an exception fit for the wire."""
     text = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    own = type(error)(*error.args) if isinstance(error, AdapterError) else None
+    # Of a class of the adapter's own the host knows nothing: it gets the contract's.
+    known = next((kind for kind in type(error).__mro__ if kind in ERRORS), None)
+    own = known(text[0] if text else message) if known else None
     return Failure(own, message, "".join(traceback.format_exception(error)))

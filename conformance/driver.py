@@ -13,9 +13,8 @@ from kvfence.adapters.api import (
     Request,
     Support,
     UnsupportedConfigError,
-    check_completions,
-    check_observed,
 )
+from kvfence.adapters.check import check_completions, check_observed
 from kvfence.adapters.host import make_host
 from kvfence.adapters.observation import Attention, CacheEvent, Observed
 from kvfence.adapters.wire import EngineInfo

@@ -17,6 +17,9 @@ class UsageError(Exception):
     """Something the user asked for cannot be done; the message is one line."""
 
 
+WEEK = 604_800  # seconds
+
+
 @dataclass(frozen=True)
 class Settings:
     """One run, as asked for on the command line or through pytest's options."""
@@ -40,8 +43,8 @@ class Settings:
             raise UsageError(str(error)) from error
         if self.profile not in PROFILES:
             raise UsageError(f"no profile {self.profile!r}: choose one of {', '.join(PROFILES)}")
-        if self.deadline <= 0:
-            raise UsageError(f"a deadline of {self.deadline:g} s leaves an engine no time; give a positive number")
+        if not 0 < self.deadline <= WEEK:
+            raise UsageError(f"a deadline of {self.deadline:g} s makes no sense; give a number from 0 to {WEEK:,}")
 
     @property
     def plan(self) -> Profile:

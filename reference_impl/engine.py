@@ -31,9 +31,14 @@ class EngineError(Exception):
 
 
 class ReferenceEngine:
-    """Sequences in, tokens out, one step at a time. Greedy. Raises UnsupportedModelError for a model it cannot run."""
+    """Sequences in, tokens out, one step at a time. Greedy.
+
+    Raises UnsupportedModelError for a model it cannot run and EngineError for settings that make no sense.
+    """
 
     def __init__(self, model: Any, settings: Settings = DEFAULT, parts: Parts = PARTS) -> None:
+        if why := settings.unfit():
+            raise EngineError(why)
         self.settings = settings
         self.runner = parts.runner(model, settings.buckets, settings.kernel)
         shape, size = self.runner.shape, settings.block_size
@@ -51,10 +56,6 @@ class ReferenceEngine:
         self.scheduler = parts.scheduler(
             self.cache, settings.max_concurrency, settings.token_budget, settings.preemption, draft
         )
-        if settings.draft and settings.depth:
-            raise EngineError("guessing ahead needs depth 0: a step is planned on what the last one accepted")
-        if (settings.audit or settings.attention) and not settings.tags:
-            raise EngineError("auditing and observing attention need owner tags: set tags")
         self.sequences: dict[str, Sequence] = {}  # that have not finished
         self._auditor = Auditor(self.cache, self.sequences, self.tags, self.runner.window) if self.tags else None
         self.worker = parts.worker(
@@ -89,7 +90,7 @@ class ReferenceEngine:
 
         In a conversation `prompt` is what is new in this turn; the history goes before it, and there can be no media.
         Raises EngineError if the id is in use, the request is empty, the pool can never hold it, the conversation is
-        another tenant's, the adapter is not loaded, or the media do not fit the prompt.
+        another tenant's, the adapter is not loaded, or a token or the media do not fit.
         """
         talk = self._turn(conversation, salt) if conversation else None
         tokens = [*talk.history, *prompt] if talk else list(prompt)
@@ -99,6 +100,8 @@ class ReferenceEngine:
             raise EngineError(f"request {id} needs a prompt and at least one token of output")
         if (needed := len(tokens) + max_tokens - 1) > (room := (self.pool.size - 2) * self.settings.block_size):
             raise EngineError(f"request {id} needs {needed} tokens of KV; the pool has {room}")
+        if odd := [token for token in prompt if not 0 <= token < self.runner.vocabulary]:
+            raise EngineError(f"request {id} has token {odd[0]}; the vocabulary has {self.runner.vocabulary}")
         items, adapters = in_order(media), self.runner.adapters
         _refuse(id, unfit(items, len(tokens), talk is not None) or adapters.unknown(adapter))
         sequence = Sequence(

@@ -57,7 +57,7 @@ def attend(
     return out
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
     key,

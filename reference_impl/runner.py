@@ -66,6 +66,7 @@ class Runner:
         self._attend = _kernel(model.device) if kernel else None
         if not getattr(model, "_supports_attention_backend", False):
             raise UnsupportedModelError(f"{type(model).__name__} does not use transformers' attention interface")
+        self.vocabulary: int = model.get_input_embeddings().num_embeddings
         model.set_attn_implementation(PROBE)
         self.shape, self.window = _probe(self)
         model.set_attn_implementation(NAME)

@@ -38,6 +38,21 @@ class Settings:
     audit: bool = False  # whether a step in which the auditor finds a breach raises; needs tags
     attention: bool = False  # whether sequences keep what their output tokens attended to; needs tags
 
+    def unfit(self) -> str | None:
+        """Why no engine can be set up so, or None."""
+        least = {"blocks": 3, "block_size": 1, "max_concurrency": 1, "token_budget": 1}
+        least |= dict.fromkeys(("depth", "remote", "transfer_steps", "draft", "logprobs"), 0)
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                return f"{name} is at least {number}, not {getattr(self, name)}"
+        if self.depth > 1:
+            return f"depth is 0 or 1, not {self.depth}"
+        if self.draft and self.depth:
+            return "guessing ahead needs depth 0: a step is planned on what the last one accepted"
+        if (self.audit or self.attention) and not self.tags:
+            return "auditing and observing attention need owner tags: set tags"
+        return next((f"a bucket holds at least 1 row, not {size}" for size in self.buckets if size < 1), None)
+
 
 @dataclass(frozen=True)
 class Parts:

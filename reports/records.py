@@ -6,7 +6,7 @@ are flushed one by one, so a run that is killed keeps every case it had finished
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
@@ -147,6 +147,9 @@ class Run:
         return [Outcome(case["outcome"]) for case in self.cases]
 
 
+WHOLE = {field.name for field in fields(CaseRecord)}
+
+
 class RecordError(Exception):
     """Records that cannot be written or read; the message is one line for the user."""
 
@@ -198,6 +201,9 @@ def read(folder: Path, run: str | None = None) -> Run:
     for line in lines:
         if line.get("schema") != SCHEMA or line.get("kind") not in of_kind:
             raise RecordError(f"run {run} in {folder} has records of another schema; this kvfence reads {SCHEMA}")
+        if line["kind"] == CaseRecord.kind and not line.keys() >= WHOLE:
+            torn += 1
+            continue
         of_kind[line["kind"]].append(line)
     if not of_kind["run"]:
         raise RecordError(f"run {run} in {folder} has no header: it was killed before its first case")

@@ -77,6 +77,7 @@ def shares(counts: Sequence[tuple[str, int]]) -> Markup:
 def _scale(values: Sequence[float], threshold: float | None) -> tuple[float, float]:
     """Decades (log10) of the bottom and the top of the drawing."""
     seen = [value for value in values if 0 < value < math.inf]
+    threshold = threshold if threshold is not None and math.isfinite(threshold) else None
     high = max([*seen, (threshold or 0) * 3, 1e-6])
     low = threshold / 10 if threshold else max(min(seen, default=high / 100), high / 1e6)
     top = math.log10(high)

@@ -5,14 +5,17 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType, ModuleType
 
 from kvfence.adapters.api import (
     Completion,
     Engine,
     EngineConfig,
+    EngineFaultError,
     EngineStartError,
     Request,
     UnsupportedConfigError,
@@ -70,6 +73,38 @@ class RogueEngine(Engine):
     def _unpicklable(self, good):
         return [replace(c, tokens=(lambda: 0,)) for c in good]
 
+    def _own_class(self, good):
+        own = _only_here(Completion)
+        return [own(**vars(c)) for c in good]
+
+    def _own_error(self, good):
+        raise _only_here(EngineFaultError)("slot 3 is gone\nsecond line")
+
+    def _nan(self, good):
+        return [replace(c, logprobs=(float("nan"),) * len(c.tokens)) for c in good]
+
+    def _cached(self, good):
+        return [replace(c, cached_tokens=-5) for c in good]
+
+
+def _only_here(kind):
+    """A subclass in a module that no other process can import."""
+    module = sys.modules["only_here"] = ModuleType("only_here")
+    module.Own = type("Own", (kind,), {"__module__": "only_here"})
+    return module.Own
+
+
+class Sized(RogueEngine):
+    block_size = "16"
+
+
+class Capable(RogueEngine):
+    capabilities = MappingProxyType({"token_prompts": True})
+
+
+# Returned in place of an engine that keeps to the contract.
+ODD = {"no-engine": lambda how: 42, "block-size": Sized, "capabilities": Capable}
+
 
 def open_engine(model: str, config: EngineConfig) -> RogueEngine:
     if config.dtype != "float32":
@@ -77,4 +112,4 @@ def open_engine(model: str, config: EngineConfig) -> RogueEngine:
     how = config.engine_args.get("how", "good")
     if how == "no-start":
         raise EngineStartError("rogue cannot start: no licence")
-    return RogueEngine(how)
+    return ODD.get(how, RogueEngine)(how)

@@ -3,10 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvfence.adapters.api import Completion, EngineFaultError, Request, check_completions, check_observed
+from kvfence.adapters.api import Completion, EngineFaultError, Request
+from kvfence.adapters.check import check_completions, check_observed
 from kvfence.adapters.observation import Attention, Observed
 
 REQUESTS = [Request("a", (1, 2), 2), Request("b", (1,), 1)]
+NAN = float("nan")
 GOOD = [Completion("b", (7,), (-0.1,)), Completion("a", (5, 6), (-0.1, -0.2), (((5, -0.1),), ((6, -0.2),)))]
 
 
@@ -26,9 +28,21 @@ def test_completions_come_back_in_the_order_of_the_requests():
         ([GOOD[0], Completion("a", (5, 6, 7))], "request a got 3 tokens instead of 2"),
         ([GOOD[0], Completion("a", (5, 10))], "request a got token 10 outside the vocabulary of 10"),
         ([GOOD[0], Completion("a", (5, -1))], "request a got token -1 outside the vocabulary"),
-        ([GOOD[0], Completion("a", (5, "x"))], "request a got token 'x' outside the vocabulary"),
+        ([GOOD[0], Completion("a", (5, "x"))], "request a got token 'x' of type str, not int"),
         ([GOOD[0], Completion("a", (5, 6), (-0.1,))], "request a got 1 logprobs for 2 tokens"),
         ([GOOD[0], Completion("a", (5, 6), None, ())], "request a got 0 top_logprobs for 2 tokens"),
+        ([GOOD[0], Completion("a", None)], "request a got tokens of type NoneType, not a tuple"),
+        ([GOOD[0], Completion("a", (5, np.int64(6)))], "request a got token np.int64(6) of type int64, not int"),
+        ([GOOD[0], Completion("a", (5, 6), (None, -0.1))], "request a got logprobs with None, which is no number"),
+        ([GOOD[0], Completion("a", (5, 6), (-0.1, NAN))], "request a got logprobs with nan, which is no number"),
+        ([GOOD[0], Completion("a", (5, 6), None, (((5, NAN),), ()))], "request a got top_logprobs with nan"),
+        (
+            [GOOD[0], Completion("a", (5, 6), None, ((5,), (6,)))],
+            "got top_logprobs that are not (token, nats)",
+        ),
+        ([GOOD[0], Completion("a", (5, 6), cached_tokens=-1)], "request a got -1 cached tokens of a prompt of 2"),
+        ([GOOD[0], Completion("a", (5, 6), cached_tokens=3)], "request a got 3 cached tokens of a prompt of 2"),
+        ([GOOD[0], Completion("a", (5, 6), cached_tokens="2")], "request a got '2' cached tokens, not an int"),
     ],
 )
 def test_what_is_no_answer_is_named(completions, message):

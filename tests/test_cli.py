@@ -49,7 +49,9 @@ def no_write(tmp_path: Path) -> str:
         (["--engine-arg", "x"], "engine argument 'x' is not key=value"),
         (["--engine-arg", "how=no-start"], "rogue cannot start: no licence"),
         (["--report", "file/report"], "cannot write to report folder file/report"),
-        (["--deadline", "-1"], "a deadline of -1 s leaves an engine no time"),
+        (["--deadline", "-1"], "a deadline of -1 s makes no sense"),
+        (["--deadline", "nan"], "a deadline of nan s makes no sense"),
+        (["--deadline", "inf"], "a deadline of inf s makes no sense"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(monkeypatch, tmp_path, args, message):

@@ -13,8 +13,8 @@ from kvfence.adapters.api import (
     EngineStartError,
     Request,
     UnsupportedConfigError,
-    check_completions,
 )
+from kvfence.adapters.check import check_completions
 from kvfence.adapters.host import InProcessHost, ProcessHost
 from kvfence.prompts import alphabet
 
@@ -53,6 +53,8 @@ def test_opens_and_answers(make):
         ("exit", "engine process died (exit code 7)"),
         ("kill", "engine process died (signal SIGKILL): last words of the engine"),
         ("unpicklable", "engine raised"),
+        ("own-class", "the engine's answer holds objects of its own"),
+        ("own-error", "slot 3 is gone"),
     ],
 )
 def test_a_fault_is_told_in_one_line_and_the_next_call_answers(host, how, message):
@@ -101,6 +103,21 @@ def test_start_errors_keep_their_class(make):
         host.open(config("no-start"))
     with pytest.raises(UnsupportedConfigError, match="no dtype int8"):
         host.open(EngineConfig(dtype="int8"))
+    host.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no-engine", "the adapter must return an Engine, not int"),
+        ("block-size", "the engine's block size is '16'; it must be a positive int, or None"),
+        ("capabilities", "the engine's capability token_prompts must be a Capability"),
+    ],
+)
+def test_an_engine_that_does_not_keep_to_the_contract_does_not_start(how, message):
+    host = ProcessHost(SPEC, "no-model")
+    with pytest.raises(EngineStartError, match=message):
+        host.open(config(how))
     host.close()
 
 

@@ -73,6 +73,14 @@ def test_cut_inside_a_character(tmp_path: Path) -> None:
     assert records.read(tmp_path).torn_lines == 1
 
 
+def test_a_line_that_lacks_what_a_case_has_is_no_case(tmp_path: Path) -> None:
+    file = written(tmp_path, [samples.header(), samples.case()])
+    with file.open("a", encoding="utf-8") as more:
+        more.write('{"schema": 2, "kind": "case", "case": "x"}\n')
+    run = records.read(tmp_path)
+    assert ([case["case"] for case in run.cases], run.torn_lines) == ([samples.case().case], 1)
+
+
 def test_newest_run_is_chosen_and_another_can_be_named(tmp_path: Path) -> None:
     for run in ("20261129T031204-7f3a", "20261128T110000-0001"):
         written(tmp_path, [samples.header(run=run)], run)

@@ -116,6 +116,10 @@ def test_bad_settings_are_told_in_a_line(canary_folder):
         ({"depth": "x"}, "depth is a number, not x"),
         ({"preemption": "x"}, "preemption is one of recompute, swap, not x"),
         ({"depth": "1", "draft": "2"}, "guessing ahead needs depth 0"),
+        ({"depth": "2"}, "depth is 0 or 1, not 2"),
+        ({"token_budget": "0"}, "token_budget is at least 1, not 0"),
+        ({"buckets": "4,0"}, "a bucket holds at least 1 row, not 0"),
+        ({"buckets": ""}, "buckets is a number, not nothing"),
     ):
         with pytest.raises(EngineStartError, match=told):
             open_engine(canary_folder, engine_args=arguments)
@@ -127,6 +131,8 @@ def test_requests_that_cannot_be_run_are_told_in_a_line(canary_folder):
     engine = open_engine(canary_folder, pool_size=64)
     with pytest.raises(EngineFaultError, match=r"request big needs 112 tokens of KV; the pool has 64"):
         engine.generate([Request("big", LONG, 10)])
+    with pytest.raises(EngineFaultError, match="request odd has token 3904; the vocabulary has 3904"):
+        engine.generate([Request("odd", (1, 3904), 2)])
     session = engine.session()
     session.submit(requests()[3])
     with pytest.raises(EngineFaultError, match="request 3 is running already"):

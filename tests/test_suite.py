@@ -121,8 +121,12 @@ def test_engine_and_golden_in_one_process_have_all_their_weights(tmp_path, monke
         ("short", "got 31 tokens instead of 32"),
         ("long", "got 33 tokens instead of 32"),
         ("vocabulary", "got token 3904 outside the vocabulary of 3904"),
-        ("type", "got token 'word' outside the vocabulary"),
+        ("type", "got token 'word' of type str, not int"),
         ("unpicklable", "engine raised"),
+        ("own-class", "the engine's answer holds objects of its own: No module named 'only_here'"),
+        ("own-error", "slot 3 is gone"),
+        ("nan", "got logprobs with nan, which is no number"),
+        ("cached", "got -5 cached tokens of a prompt of"),
     ],
 )
 def test_a_misbehaving_engine_is_a_suite_error_for_its_case_and_the_run_goes_on(tmp_path, how, reason):
@@ -173,7 +177,7 @@ def test_settings_are_checked():
         Settings(engine="hf", model="canary", profile="fast")
     with pytest.raises(UsageError, match="unknown engine 'vlm'"):
         Settings(engine="vlm", model="canary")
-    with pytest.raises(UsageError, match="leaves an engine no time"):
+    with pytest.raises(UsageError, match="makes no sense"):
         Settings(engine="hf", model="canary", deadline=0)
     with pytest.raises(UsageError, match="no case of profile quick matches"):
         Plan(Settings(engine="hf", model="canary", cases=("nothing",))).cases  # noqa: B018
