@@ -216,6 +216,18 @@ class Session(ABC):
     def completions(self) -> Sequence[Completion]:
         """Completions of the requests that ended by themselves since the last call."""
 
+    def finish(self, requests: Sequence[Request]) -> list[Completion]:
+        """Run requests to their end, and close; their completions, in the same order."""
+        try:
+            for request in requests:
+                self.submit(request)
+            while self.step():
+                pass
+            done = {completion.id: completion for completion in self.completions()}
+            return [done[request.id] for request in requests]
+        finally:
+            self.close()
+
     def close(self) -> None:  # noqa: B027
         """Withdraw what is left."""
 

@@ -160,16 +160,7 @@ class HFContinuousEngine(Engine):
         }
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        session = self.session()
-        try:
-            for request in requests:
-                session.submit(request)
-            while session.step():
-                pass
-            done = {completion.id: completion for completion in session.completions()}
-            return [done[request.id] for request in requests]
-        finally:
-            session.close()
+        return self.session().finish(requests)
 
     def reset_cache(self) -> None:
         self._batcher.cache.evict_cached_blocks()

@@ -175,7 +175,7 @@ class KVCache:
     # Letting go.
 
     def release(self, sequence: Sequence, keep: bool = True) -> None:
-        """Take all blocks from a sequence: the one road, whether it finished, was cancelled, failed or was preempted.
+        """Take all blocks from a sequence, whether it finished, was cancelled, failed or is to be computed again.
 
         What it has written stays findable, unless `keep` is false. Blocks that work in flight touches are reserved
         until it has landed.
