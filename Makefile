@@ -1,4 +1,4 @@
-# make demo, make test, make proof, make kernel: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin

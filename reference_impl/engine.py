@@ -100,8 +100,7 @@ class ReferenceEngine:
             raise EngineError(f"request {id} needs a prompt and at least one token of output")
         if (needed := len(tokens) + max_tokens - 1) > (room := (self.pool.size - 2) * self.settings.block_size):
             raise EngineError(f"request {id} needs {needed} tokens of KV; the pool has {room}")
-        if odd := [token for token in prompt if not 0 <= token < self.runner.vocabulary]:
-            raise EngineError(f"request {id} has token {odd[0]}; the vocabulary has {self.runner.vocabulary}")
+        _refuse(f"request {id}", self.runner.unknown(tokens))
         items, adapters = in_order(media), self.runner.adapters
         _refuse(id, unfit(items, len(tokens), talk is not None) or adapters.unknown(adapter))
         sequence = Sequence(
@@ -125,12 +124,13 @@ class ReferenceEngine:
         """Children of a request, one for each token: that token in place of the one it emitted last.
 
         Work in flight lands first, so that with depth 1 this may be another one than the caller knows of.
-        Raises EngineError unless the request has emitted a token.
+        Raises EngineError unless the request has emitted a token, and for a token that is none.
         """
         self.settle()
         parent = self._known(id)
         if parent.length == parent.prompt:
             raise EngineError(f"request {id} can be forked once it has emitted a token")
+        _refuse(f"a fork of request {id}", self.runner.unknown(forced_first))
         children = []
         for token in forced_first:
             child = parent.fork(self._name(parent.origin or id), token, self.clock.now)

@@ -31,13 +31,14 @@ def read_lora(folder: Path | str) -> dict[str, Tensor]:
         raise LoraError(f"cannot read {folder} as a LoRA adapter: {error}") from error
     try:
         return _deltas(config, tensors)
-    except (LoraError, KeyError, TypeError, AttributeError) as error:
+    except (LoraError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else error
         raise LoraError(f"cannot read {folder} as a LoRA adapter: {reason}") from error
 
 
 def _deltas(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if other := [key for key in OTHERWISE if config.get(key)] or [key for key in ("bias",) if config[key] != "none"]:
+    other = [*filter(config.get, OTHERWISE), *(["bias"] if config["bias"] != "none" else [])]
+    if other:
         raise LoraError(f"its {other[0]} is not supported")
     scale, turned = config["lora_alpha"] / config["r"], config.get("fan_in_fan_out", False)
     pairs: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)

@@ -2,7 +2,7 @@
 
 import os
 from collections import abc, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -66,10 +66,15 @@ class Runner:
         self._attend = _kernel(model.device) if kernel else None
         if not getattr(model, "_supports_attention_backend", False):
             raise UnsupportedModelError(f"{type(model).__name__} does not use transformers' attention interface")
-        self.vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._vocabulary: int = model.get_input_embeddings().num_embeddings
         model.set_attn_implementation(PROBE)
         self.shape, self.window = _probe(self)
         model.set_attn_implementation(NAME)
+
+    def unknown(self, tokens: Iterable[int]) -> str | None:
+        """Why the model cannot read these, or None."""
+        odd = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
+        return None if odd is None else f"there is no token {odd}; the vocabulary has {self._vocabulary}"
 
     def passes(self, rows: abc.Sequence[Row]) -> list[list[Row]]:
         """Divide rows into those that one forward pass can compute: they run with the same adapter."""

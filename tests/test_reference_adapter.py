@@ -131,7 +131,7 @@ def test_requests_that_cannot_be_run_are_told_in_a_line(canary_folder):
     engine = open_engine(canary_folder, pool_size=64)
     with pytest.raises(EngineFaultError, match=r"request big needs 112 tokens of KV; the pool has 64"):
         engine.generate([Request("big", LONG, 10)])
-    with pytest.raises(EngineFaultError, match="request odd has token 3904; the vocabulary has 3904"):
+    with pytest.raises(EngineFaultError, match="request odd: there is no token 3904; the vocabulary has 3904"):
         engine.generate([Request("odd", (1, 3904), 2)])
     session = engine.session()
     session.submit(requests()[3])

@@ -159,6 +159,9 @@ def test_a_turn_goes_on_from_its_conversation_until_it_is_edited(small):
     del history[5]
     session.edit("talk", history)
     assert turn("aaa") == 0
+    session.edit("talk", [10**9])
+    with pytest.raises(EngineFaultError, match="request odd: there is no token 1000000000"):
+        session.submit(Request("odd", (7,), 1, conversation="talk"))
     with pytest.raises(EngineFaultError, match="there is no conversation tale"):
         session.edit("tale", history)
 
@@ -172,6 +175,8 @@ def test_forks_go_on_from_the_token_they_are_given(small):
     emitted: tuple[int, ...] = ()
     while len(emitted) < 3:
         emitted += session.step()["r"]
+    with pytest.raises(EngineFaultError, match="a fork of request r: there is no token -1"):
+        session.fork("r", (700, -1))
     firsts = (700, 800)
     ids = session.fork("r", firsts)
     done = finish(session)
@@ -212,6 +217,7 @@ def test_further_switches_are_the_engines(canary_folder, arguments):
         ({"use_dora": True}, "its use_dora is not supported"),
         ({"bias": "all"}, "its bias is not supported"),
         ({"r": "four"}, "unsupported operand"),
+        ({"r": 0}, "division by zero"),
     ],
 )
 def test_an_adapter_that_is_none_is_told_in_a_line(small, tmp_path, config, told):

@@ -1,5 +1,6 @@
 """The proof that the suite can fail, and that it goes on when an engine does not."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,13 @@ def test_hf_is_what_it_is(tmp_path, monkeypatch, model, dtypes, n):
     assert len(records) == n
     assert all(record.cached_tokens > 100 for id, record in records.items() if id.startswith("shared"))
     assert all(record.positions == 8 * 32 for record in records.values())
+
+
+def test_a_run_that_has_ended_leaves_no_golden_loading(tmp_path):
+    before = set(threading.enumerate())
+    with pytest.raises(UsageError):
+        run(tmp_path, ROGUE, "serial-canary-block+1-alone-c1-float32", engine_args={"how": "no-start"})
+    assert set(threading.enumerate()) == before
 
 
 def test_engine_and_golden_in_one_process_have_all_their_weights(tmp_path, monkeypatch):
