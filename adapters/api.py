@@ -83,6 +83,7 @@ class EngineConfig:
     device: str = "cpu"
     block_size: int | None = None  # tokens
     pool_size: int | None = None  # tokens of KV
+    chunk_size: int | None = None  # tokens of prefill in one forward pass
     seed: int = 0
     observe: tuple[str, ...] = ()  # of `OBSERVABLE`; what the engine does not support is left out
     engine_args: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +122,7 @@ class Completion:
     logprobs: tuple[float, ...] | None = None  # [n] nats, of each emitted token
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None  # [n][k] (token, nats), best first
     cached_tokens: int | None = None  # prompt tokens whose KV was not computed for this request
+    forced: int | None = None  # of a fork, the output position of the token it was given
 
 
 class Engine(ABC):
@@ -216,6 +218,10 @@ class Session(ABC):
     def completions(self) -> Sequence[Completion]:
         """Completions of the requests that ended by themselves since the last call."""
 
+    def failures(self) -> Mapping[str, str]:
+        """Requests that the engine gave up since the last call, and why, in a line each; it goes on without them."""
+        return {}
+
     def finish(self, requests: Sequence[Request]) -> list[Completion]:
         """Run requests to their end, and close; their completions, in the same order."""
         try:
@@ -223,6 +229,8 @@ class Session(ABC):
                 self.submit(request)
             while self.step():
                 pass
+            for id, reason in self.failures().items():
+                raise EngineFaultError(f"request {id} failed: {reason}")
             done = {completion.id: completion for completion in self.completions()}
             return [done[request.id] for request in requests]
         finally:

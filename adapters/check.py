@@ -15,7 +15,7 @@ def check_completions(requests: Sequence[Request], completions: object, vocabula
         raise EngineFaultError(f"{len(requests)} requests got {len(completions)} completions, ids {sorted(by_id)}")
     ordered = [by_id[request.id] for request in requests]
     for request, completion in zip(requests, ordered, strict=True):
-        _check_completion(request, completion, vocabulary)
+        check_completion(request, completion, vocabulary)
     return ordered
 
 
@@ -37,7 +37,8 @@ def check_observed(requests: Sequence[Request], observed: object) -> Observed:
     return observed
 
 
-def _check_completion(request: Request, completion: Completion, vocabulary: int) -> None:
+def check_completion(request: Request, completion: Completion, vocabulary: int) -> None:
+    """Raise EngineFaultError, saying how, if a completion is no answer to a request."""
     id, tokens = request.id, completion.tokens
     if not isinstance(tokens, Sequence):
         raise EngineFaultError(f"request {id} got tokens of type {type(tokens).__name__}, not a tuple")

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvfence.adapters.api import Engine, EngineConfig
+from kvfence.adapters.player import Played, play
 from kvfence.adapters.registry import load
+from kvfence.adapters.schedule import Schedule
 from kvfence.adapters.wire import EngineInfo, describe, failure
 
 
@@ -30,6 +32,10 @@ class Child:
 
     def call(self, method: str, *args: Any) -> Any:
         return getattr(self._engine, method)(*args)
+
+    def play(self, schedule: Schedule) -> Played:
+        assert self._engine is not None
+        return play(self._engine, schedule)
 
     def close(self) -> None:
         if self._engine is not None:

@@ -188,7 +188,7 @@ def open_engine(model: str, config: EngineConfig) -> HFContinuousEngine:
     attention = config.engine_args.get("attn_implementation", "sdpa")
     if attention not in ATTENTION:
         raise EngineStartError(f"hf-continuous has no attn_implementation {attention}; it has {', '.join(ATTENTION)}")
-    tokens = config.engine_args.get("max_batch_tokens", str(BATCH_TOKENS))
+    tokens = config.engine_args.get("max_batch_tokens", str(config.chunk_size or BATCH_TOKENS))
     if not tokens.isdecimal() or not int(tokens):
         raise EngineStartError(f"max_batch_tokens is a number of tokens, not {tokens}")
     loaded = load("hf-continuous", model, config, ARGUMENTS, attn_implementation=attention)

@@ -20,6 +20,7 @@ from kvfence.adapters.api import (
 )
 from kvfence.adapters.child import Child
 from kvfence.adapters.registry import load
+from kvfence.adapters.schedule import Schedule
 from kvfence.adapters.wire import EngineInfo, Failure
 
 LOG_TAIL = 400  # characters of the child's last output kept in an error
@@ -41,6 +42,12 @@ class Host(Protocol):
 
     def observe(self) -> object:
         """What was seen since the last call, not yet checked. Raises EngineFaultError likewise."""
+
+    def play(self, schedule: Schedule) -> object:
+        """What came of a schedule, not yet checked. Raises EngineFaultError likewise."""
+
+    def call(self, method: str) -> object:
+        """What a method of the adapter's own answers. Raises EngineFaultError likewise."""
 
     def restart(self) -> EngineInfo:
         """Close the engine and open it anew in the same configuration. Raises AdapterError."""
@@ -72,7 +79,13 @@ class InProcessHost:
         _guard(lambda: self._child.call("reset_cache"))
 
     def observe(self) -> object:
-        return _guard(lambda: self._child.call("observe"))
+        return self.call("observe")
+
+    def play(self, schedule: Schedule) -> object:
+        return _guard(lambda: self._child.play(schedule))
+
+    def call(self, method: str) -> object:
+        return _guard(lambda: self._child.call(method))
 
     def restart(self) -> EngineInfo:
         assert self._config is not None
@@ -115,13 +128,19 @@ class ProcessHost:
         return self._launch(config)
 
     def generate(self, requests: Sequence[Request]) -> object:
-        return self._call("generate", list(requests))
+        return self._call("call", "generate", list(requests))
 
     def reset_cache(self) -> None:
-        self._call("reset_cache")
+        self.call("reset_cache")
 
     def observe(self) -> object:
-        return self._call("observe")
+        return self.call("observe")
+
+    def play(self, schedule: Schedule) -> object:
+        return self._call("play", schedule)
+
+    def call(self, method: str) -> object:
+        return self._call("call", method)
 
     def restart(self) -> EngineInfo:
         assert self._config is not None
@@ -143,12 +162,12 @@ class ProcessHost:
         self._config = config
         return self.info
 
-    def _call(self, method: str, *args: Any) -> object:
+    def _call(self, verb: str, *args: Any) -> object:
         if self.info is None:
             if self._config is None:
                 raise EngineStartError("the engine has not been opened")
             self.open(self._config)
-        return self._ask("call", method, *args)
+        return self._ask(verb, *args)
 
     def _close_engine(self) -> None:
         # A call that was interrupted is still being answered: nothing more can be asked.

@@ -136,6 +136,8 @@ def open_engine(model: str, config: EngineConfig) -> ReferenceAdapter:
     """
     loaded = load(ReferenceAdapter.name, model, config, ARGUMENTS)
     size = config.block_size or BLOCK
+    chunk = {"token_budget": str(config.chunk_size)} if config.chunk_size else {}
+    arguments = {**chunk, **config.engine_args}
     try:
         settings = Settings(
             blocks=ceil((config.pool_size or POOL_TOKENS) / size) + 2,
@@ -146,7 +148,7 @@ def open_engine(model: str, config: EngineConfig) -> ReferenceAdapter:
             trace="events" in config.observe,
             tags="attention" in config.observe,
             attention="attention" in config.observe,
-            **{name: _argument(name, value) for name, value in config.engine_args.items()},
+            **{name: _argument(name, value) for name, value in arguments.items()},
         )
         return ReferenceAdapter(ReferenceEngine(loaded, settings), config)
     except (EngineError, UnsupportedModelError) as error:

@@ -18,6 +18,7 @@ class ReferenceSession(Session):
     def __init__(self, engine: ReferenceEngine) -> None:
         self._engine = engine
         self._done: list[Completion] = []
+        self._failed: dict[str, str] = {}
         self.closed = False
 
     def submit(self, request: Request) -> None:
@@ -66,6 +67,10 @@ class ReferenceSession(Session):
         done, self._done = self._done, []
         return done
 
+    def failures(self) -> Mapping[str, str]:
+        failed, self._failed = self._failed, {}
+        return failed
+
     def close(self) -> None:
         self.closed = True
         for id in list(self._engine.sequences):
@@ -76,7 +81,7 @@ class ReferenceSession(Session):
     def _collect(self) -> None:
         for sequence in self._engine.finished():
             if sequence.finish is Finish.FAILED:
-                raise EngineFaultError(f"request {sequence.id} failed: {sequence.error}")
+                self._failed[sequence.id] = sequence.error
             if sequence.finish is Finish.LENGTH:
                 self._done.append(
                     Completion(
@@ -85,6 +90,7 @@ class ReferenceSession(Session):
                         tuple(sequence.logprobs),
                         tuple(sequence.top_logprobs),
                         sequence.cached,
+                        sequence.forced,
                     )
                 )
 

@@ -52,6 +52,7 @@ class Profile:
     languages: tuple[str, ...] = ("zh", "en")
     observe: tuple[str, ...] = ()  # of what engines let be observed
     serialise: bool = False  # whether a violation under concurrency is tried again one request at a time
+    scenarios: tuple[str, ...] = ()  # patterns of the names of scenarios
     baselines: int = 12  # golden outputs decoded token by token, to be shown or counted against
 
 
@@ -104,6 +105,18 @@ PROFILES = {
             dtypes=("float32",),
             max_tokens=24,
             solo_positions=256,
+        ),
+        Profile(
+            "scenarios",
+            "keys, forks, cancels, preemption, conversations: every scenario, all that the engine shows observed",
+            edges=(),
+            other_edges=(),
+            concurrencies=(),
+            dtypes=("float32",),
+            max_tokens=32,
+            solo_positions=256,
+            observe=("attention", "events", "kv"),
+            scenarios=("*",),
         ),
     )
 }

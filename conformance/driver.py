@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvfence.adapters import registry
 from kvfence.adapters.api import (
     AdapterError,
-    Completion,
     EngineConfig,
     Request,
     Support,
@@ -16,40 +15,22 @@ from kvfence.adapters.api import (
 )
 from kvfence.adapters.check import check_completions, check_observed
 from kvfence.adapters.host import make_host
-from kvfence.adapters.observation import Attention, CacheEvent, Observed
+from kvfence.adapters.observation import CacheEvent, Observed
+from kvfence.adapters.schedule import Verb
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.case import Case
 from kvfence.conformance.control import Control
-from kvfence.conformance.oracles.blocks import Breach, Ledger
+from kvfence.conformance.driven import Answer, Driven
+from kvfence.conformance.oracles.blocks import Ledger
+from kvfence.conformance.performance import check_played
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.conformance.stage import Stage, unplayable
+from kvfence.conformance.subject import Subject
 from kvfence.prompts.prompt import Prompt
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import EngineRecord
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One request as it was sent, what came back, and what was seen of it."""
-
-    prompt: Prompt
-    completion: Completion
-    attention: Attention | None = None
-    breaches: tuple[Breach, ...] = ()  # of the rules of ownership, that hit it
-
-
-@dataclass(frozen=True)
-class Driven:
-    """What an engine did with a case: answers in the order its requests were sent, or why there are none."""
-
-    case: Case
-    info: EngineInfo | None = None
-    answers: tuple[Answer, ...] = ()
-    control: Control | None = None
-    events: tuple[CacheEvent, ...] = ()
-    seconds: float = 0.0  # that the engine's calls took
-    outcome: Outcome | None = None  # decided already, without an oracle
-    reason: str = ""
 
 
 class Driver:
@@ -69,7 +50,7 @@ class Driver:
         """End the engine."""
         self._host.close()
 
-    def drive(self, case: Case, prepare: Callable[[EngineInfo], bool]) -> Driven:
+    def drive(self, case: Subject, prepare: Callable[[EngineInfo], bool]) -> Driven:
         """Run a case's requests; `prepare` may use the opened engine first and says whether it did.
 
         Its time is not counted. Raises UsageError if the engine has never started and does not, or lacks a dtype that
@@ -77,8 +58,9 @@ class Driver:
         """
         try:
             info = self._open(case)
-            if reason := _not_applicable(case, info):
-                return Driven(case, info, outcome=Outcome.NOT_APPLICABLE, reason=reason)
+            if refused := _refused(case, info):
+                outcome, reason = refused
+                return Driven(case, info, outcome=outcome, reason=reason)
             if prepare(info) and info.can("reset_cache"):
                 # What measuring left in the cache is nobody's business.
                 self._host.reset_cache()
@@ -93,7 +75,7 @@ class Driver:
             # The case is named already; without it, equal reasons of many cases read as one.
             return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error).replace(f"{case.id}/", ""))
 
-    def again(self, case: Case, one_by_one: bool) -> Driven:
+    def again(self, case: Subject, one_by_one: bool) -> Driven:
         """Run a case's requests once more, on a fresh engine; one at a time is as under a global lock."""
         try:
             begun = time.monotonic()
@@ -111,10 +93,10 @@ class Driver:
         request = Request(f"noise/{self._solos}", prompt, n)
         return self._call([(Prompt("", "", prompt, 0, (), ()), request)])[0][0]
 
-    def _config(self, case: Case) -> EngineConfig:
+    def _config(self, case: Subject) -> EngineConfig:
         return self._settings.config(case, self._plan.pool_size)
 
-    def _open(self, case: Case) -> EngineInfo:
+    def _open(self, case: Subject) -> EngineInfo:
         begun = time.monotonic()
         config = self._config(case)
         info = self._host.open(config)
@@ -141,7 +123,9 @@ class Driver:
             )
         )
 
-    def _run(self, case: Case, info: EngineInfo, one_by_one: bool = False) -> Driven:
+    def _run(self, case: Subject, info: EngineInfo, one_by_one: bool = False) -> Driven:
+        if isinstance(case, Scenario):
+            return self._play(case, info)
         begun = time.monotonic()
         prompts = self._plan.prompts(case)
         answers, events = self._round(case, prompts, one_by_one)
@@ -157,6 +141,22 @@ class Driver:
             answers = [*answers, *(answer for answer in primed if answer.breaches), *warm]
             events = [*events, *priming, *more]
         return Driven(case, info, tuple(answers), control, tuple(events), time.monotonic() - begun)
+
+    def _play(self, scenario: Scenario, info: EngineInfo) -> Driven:
+        begun = time.monotonic()
+        if info.can("reset_cache"):
+            self._host.reset_cache()
+        # What a schedule that breaks off leaves behind, other weights above all, is not gone on with.
+        self._lost = True
+        played = check_played(scenario, self._host.play(scenario.schedule), self._plan.model.vocabulary)
+        stage = Stage(scenario, played, self._plan.layout(scenario), self._settings.plan.observe)
+        breaches = self._ledger.replay(stage.observed.events, stage.tokens)
+        self._lost = any(operation.verb is Verb.WEIGHTS for operation in scenario.schedule)
+        answers = stage.answers(breaches)
+        reason = stage.silent(info)
+        return Driven(
+            scenario, info, answers, stage.control, stage.observed.events, time.monotonic() - begun, reason=reason
+        )
 
     def _round(
         self, case: Case, prompts: Sequence[Prompt], one_by_one: bool, n: int | None = None
@@ -184,7 +184,13 @@ class Driver:
         tokens = {r.id: (*r.prompt, *c.tokens) for r, c in zip(requests, completions, strict=True)}
         breaches = self._ledger.replay(seen.events, tokens)
         answers = [
-            Answer(prompt, completion, seen.attention.get(r.id), tuple(b for b in breaches if b.victim == r.id))
+            Answer(
+                prompt,
+                completion,
+                seen.attention.get(r.id),
+                tuple(b for b in breaches if b.victim == r.id),
+                seen.kv.get(r.id),
+            )
             for (prompt, r), completion in zip(sent, completions, strict=True)
         ]
         return answers, seen.events
@@ -216,8 +222,11 @@ def _primers(case: Case, prompts: Sequence[Prompt]) -> list[Prompt]:
     return [Prompt(f"primer{i}", p.group, head, len(head), (), ()) for i, (head, p) in enumerate(heads.items())]
 
 
-def _not_applicable(case: Case, info: EngineInfo) -> str | None:
+def _refused(case: Subject, info: EngineInfo) -> tuple[Outcome, str] | None:
+    """Why an engine cannot be driven through a case, if it cannot."""
+    if isinstance(case, Scenario):
+        return unplayable(case, info)
     sharing = info.capabilities.get("sharing")
     if case.mode == "shared" and sharing is not None and sharing.state is Support.UNSUPPORTED:
-        return f"the engine does not share prefixes: {sharing.reason or 'no reason given'}"
+        return Outcome.NOT_APPLICABLE, f"the engine does not share prefixes: {sharing.reason or 'no reason given'}"
     return None

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from kvfence.adapters.api import Completion
-from kvfence.conformance.case import Case
 from kvfence.conformance.oracles.attention import AttentionEvidence, Comparison, Thresholds
 from kvfence.conformance.oracles.blocks import Breach
 from kvfence.conformance.oracles.canary import Owner, Owners, Run, Splice, spellings, splices
 from kvfence.conformance.oracles.golden import GoldenEvidence, Tolerance, examine
+from kvfence.conformance.oracles.kv import KVEvidence
+from kvfence.conformance.oracles.side import SideEvidence
+from kvfence.conformance.oracles.twin import TwinEvidence, Verdict
 from kvfence.prompts.groups import Layout
 from kvfence.prompts.prompt import Prompt
 from kvfence.reference_impl.golden import Verification
@@ -22,6 +24,9 @@ class Observation:
     verification: Verification
     attention: Comparison | None = None  # None = not observed
     breaches: tuple[Breach, ...] = ()  # that hit this request
+    kv: KVEvidence | None = None
+    side: SideEvidence | None = None
+    media: bool = False  # whether the prompt holds any
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class Evidence:
     splices: tuple[Splice, ...]  # readings of the first word that diverged
     attention: AttentionEvidence | None
     breaches: tuple[Breach, ...]
+    kv: KVEvidence | None = None
+    side: SideEvidence | None = None
+    twin: TwinEvidence | None = None
 
     @property
     def oracles(self) -> tuple[str, ...]:
@@ -42,6 +50,9 @@ class Evidence:
             "canary": bool(self.runs),
             "attention": self.attention is not None,
             "blocks": bool(self.breaches),
+            "kv": self.kv is not None,
+            "side": self.side is not None,
+            "twin": self.twin is not None and self.twin.verdict is Verdict.DEPENDS,
         }
         return tuple(name for name, fired in found.items() if fired)
 
@@ -61,13 +72,31 @@ class Evidence:
 
     @property
     def source(self) -> Owner | None:
-        """The request that leaked: the one whose K/V the log shows it meets, else the owner of what it spells."""
-        return _owner(self._logged.source) if self._logged else self._spelled
+        """The request that leaked, as told by the first of: the log, equal K/V, words, hits, exchanged secrets."""
+        return next((owner for owner, _ in self._attributions if owner), None)
 
     @property
     def how(self) -> str:
         """How the source was found, or why it was not."""
-        return f"the log of the cache: it {self._logged.told}" if self._logged else self._spelled_how
+        return next((how for owner, how in self._attributions if owner), self._spelled_how)
+
+    @property
+    def _attributions(self) -> list[tuple[Owner | None, str]]:
+        """Sources with how they were found, the surest first."""
+        found: list[tuple[Owner | None, str]] = []
+        if self._logged:
+            found.append((_owner(self._logged.source), f"the log of the cache: it {self._logged.told}"))
+        if self.kv and self.kv.source:
+            at = f"position {self.kv.positions[0]} holds the K/V of position {self.kv.source_position}"
+            found.append((self.kv.source, f"its cache: {at} of request {self.kv.source.request}"))
+        found.append((self._spelled, self._spelled_how))
+        if self.side and self.side.source:
+            whose = f"request {self.side.source.request}, whose {self.side.differs} is another"
+            found.append((self.side.source, f"{self.side.cached} tokens were cached, which only {whose}, had sent"))
+        if self.twin and len(self.twin.sources) == 1:
+            name = self.twin.sources[0]
+            found.append((_owner(name), f"only request {_owner(name).request}'s secret, exchanged, changes its answer"))
+        return found
 
     @property
     def _logged(self) -> Breach | None:
@@ -99,7 +128,7 @@ class Evidence:
 
 
 def ask(
-    case: Case,
+    case: str,
     observation: Observation,
     tolerance: Tolerance,
     thresholds: Thresholds | None,
@@ -114,10 +143,12 @@ def ask(
     moved = observation.attention.examine(thresholds) if observation.attention and thresholds else None
     return Evidence(
         golden,
-        tuple(spellings(words, prompt.words, owners, case.id)),
+        tuple(spellings(words, prompt.words, owners, case)),
         tuple(splices(words, prompt.words, owners, step)),
         moved,
         observation.breaches,
+        observation.kv,
+        observation.side,
     )
 
 

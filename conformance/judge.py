@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvfence.conformance.case import Case
 from kvfence.conformance.control import Control
+from kvfence.conformance.scenarios.scenario import Scenario
+from kvfence.conformance.subject import Subject
 from kvfence.reports.finding import Finding
 from kvfence.reports.outcome import Outcome
 
@@ -20,7 +21,7 @@ class Ruling:
 
 
 def rule(
-    case: Case, control: Control, block_size: int | None, findings: Sequence[Finding], ties: int, unseen: str = ""
+    case: Subject, control: Control, block_size: int | None, findings: Sequence[Finding], ties: int, unseen: str = ""
 ) -> Ruling:
     """The outcome of a case from its findings and its positive controls; `unseen` is why silence shows nothing."""
     if findings:
@@ -34,7 +35,9 @@ def rule(
     return Ruling(outcome, reason + tied, (), ties)
 
 
-def _without_findings(case: Case, control: Control, block_size: int | None) -> tuple[Outcome, str]:
+def _without_findings(case: Subject, control: Control, block_size: int | None) -> tuple[Outcome, str]:
+    if isinstance(case, Scenario):
+        return _played(case, control)
     if case.mode != "shared":
         if control.cached:
             return Outcome.INCONCLUSIVE, f"{control.cached} prompt tokens came from the cache with sharing off"
@@ -47,3 +50,10 @@ def _without_findings(case: Case, control: Control, block_size: int | None) -> t
         reason = f"the cache was never hit, though prompts had {control.longest} tokens in common"
         return Outcome.INCONCLUSIVE, reason
     return Outcome.CONFORMS, f"all outputs are golden's; {control.cached} prompt tokens were shared"
+
+
+def _played(scenario: Scenario, control: Control) -> tuple[Outcome, str]:
+    if scenario.hits and control.cached is None:
+        return Outcome.NOT_OBSERVABLE, "the engine does not tell whether its cache was hit"
+    shared = f"; {control.cached} prompt tokens were shared" if control.cached else ""
+    return Outcome.CONFORMS, f"all outputs are golden's{shared}"

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfence.conformance.driver import Answer
+from kvfence.adapters.observation import KV
+from kvfence.conformance.driven import Answer
+from kvfence.conformance.oracles import kv
 from kvfence.conformance.oracles.attention import Comparison, Thresholds
+from kvfence.conformance.oracles.kv import KVTolerance
 from kvfence.reference_impl.attention import LastQueries, total_variation
 from kvfence.reference_impl.golden import Golden
 from kvfence.reports.records import NoiseRecord
@@ -34,6 +37,7 @@ SOLO_LIMIT = 8.0  # times golden's own noise beyond which an engine's solo runs 
 
 Errors = Iterator[list[float]]  # margin errors (logits) of consecutive positions, a sequence at a time
 Shifts = NDArray[np.float32]  # [n, layers, heads] total variation of attention from golden's
+KVErrors = NDArray[np.float32]  # [2, layers, kv_heads]
 Solo = Callable[[tuple[int, ...], int], Answer]
 
 
@@ -44,6 +48,8 @@ class Clean:
     watch: bool  # whether attention is compared
     shapes: list[Shifts] = field(default_factory=list)  # of each sequence in an equal shape
     solo: list[Shifts] = field(default_factory=list)  # of each run of the engine that showed its attention
+    kv: list[KVErrors] = field(default_factory=list)  # of each run of the engine that showed its K/V
+    kv_scale: KVErrors | None = None  # the largest element there
     runs: int = 0  # of the engine
     breach: str = ""  # the first rule of ownership that one of these broke, and how
 
@@ -108,7 +114,25 @@ def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n:
         clean.breach = clean.breach or next((f"{b.victim} {b.told}" for b in answer.breaches), "")
         if comparison:
             clean.solo.append(comparison.shifts)
+        if answer.kv:
+            _compare_kv(golden, answer, answer.kv, clean)
         yield errors
+
+
+def _compare_kv(golden: Golden, answer: Answer, shown: KV, clean: Clean) -> None:
+    expected = golden.kv((*answer.prompt.tokens, *answer.completion.tokens))
+    clean.kv.append(kv.errors(kv.cells(shown), expected).max(-1))
+    scale = np.abs(expected).max((-1, -2))
+    clean.kv_scale = scale if clean.kv_scale is None else np.maximum(scale, clean.kv_scale)
+
+
+def kv_tolerance(clean: Clean, rounding: float) -> KVTolerance | None:
+    """How far K/V may be off, from half of the clean runs; None if these show none or the other half exceeds it."""
+    if len(clean.kv) < 2 or clean.kv_scale is None:
+        return None
+    tolerance = KVTolerance.of(np.stack(clean.kv[::2]), clean.kv_scale, rounding)
+    held = np.stack(clean.kv[1::2])
+    return tolerance if (held <= tolerance.values).all() else None
 
 
 def calibrate(

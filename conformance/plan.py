@@ -3,13 +3,23 @@
 Every case of the profile is drawn, also those not asked for, so that a case has the same prompts however few are run.
 """
 
+import shutil
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cached_property
+from pathlib import Path
+from tempfile import mkdtemp
+from weakref import finalize
 
 from kvfence.conformance.case import Case, cases, layouts
+from kvfence.conformance.scenarios import REPERTOIRE
+from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.conformance.subject import Subject
 from kvfence.prompts import alphabet, models
 from kvfence.prompts.folder import FolderTokenizer, ModelError
 from kvfence.prompts.groups import Layout
+from kvfence.prompts.mirror import Part, write_adapter, write_weights
 from kvfence.prompts.prompt import Prompt
 from kvfence.prompts.text_layout import TextLayout
 from kvfence.prompts.word_layout import WordLayout
@@ -42,13 +52,15 @@ class Plan:
             case: written[case.layout].compose(case.edge, case.company, case.requests)
             for case in cases(profile, model, overheads, dtypes)
         }
+        self._scenarios = list(self._write_scenarios(dtypes))
         wanted = settings.dtypes or profile.dtypes
+        every: list[Subject] = [*self._prompts, *self._scenarios]
         # The cases asked for, in running order.
-        self.cases = [case for case in self._prompts if case.dtype in wanted and settings.selects(case)]
+        self.cases = [case for case in every if case.dtype in wanted and settings.selects(case)]
         if not self.cases:
             raise UsageError(f"no case of profile {settings.profile} matches; `kvfence list --cases` shows them")
 
-    def layout(self, case: Case) -> Layout:
+    def layout(self, case: Subject) -> Layout:
         """The layout a case's prompts are written in."""
         return self._layouts[case.layout]
 
@@ -56,16 +68,41 @@ class Plan:
         """The prompts of a case."""
         return self._prompts[case]
 
-    def length(self, case: Case) -> int:
-        """Tokens of the longest sequence of a case, prompt and output."""
+    def length(self, case: Subject) -> int:
+        """Tokens of the longest sequence of a case, prompt and output; of a scenario, of all scenarios."""
+        if isinstance(case, Scenario):
+            return max(scenario.length for scenario in self._scenarios)
         return max(len(prompt.tokens) for prompt in self.prompts(case)) + self._settings.plan.max_tokens
 
     @cached_property
     def pool_size(self) -> int:
         """Tokens of KV that the largest case of the profile needs, if nothing is shared and a quarter is cached."""
         n = self._settings.plan.max_tokens
-        largest = max(sum(len(p.tokens) + n for p in prompts) for prompts in self._prompts.values())
+        largest = max((sum(len(p.tokens) + n for p in prompts) for prompts in self._prompts.values()), default=0)
         return max(MIN_POOL, largest + largest // 4)
+
+    @cached_property
+    def _mirrors(self) -> Path:
+        folder = Path(mkdtemp(prefix="kvfence-"))
+        finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def mirror(self, part: Part, kind: str) -> Path:
+        """The folder of a mirror of the run's model, as an "adapter" or as a "model"; written when first asked for."""
+        folder = self._mirrors / f"{part}-{kind}"
+        if not folder.exists():
+            write = write_adapter if kind == "adapter" else write_weights
+            write(self.model.path.resolve(), part, folder)
+        return folder
+
+    def _write_scenarios(self, dtypes: tuple[str, ...]) -> Iterator[Scenario]:
+        patterns, layout = self._settings.plan.scenarios, self._layouts.get("canary")
+        names = [name for name in REPERTOIRE.names() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if names and layout is None:
+            raise UsageError(f"scenarios are written in the canary's words, and {self.model.path} has others")
+        for dtype in dtypes if layout else ():
+            for name in names:
+                yield REPERTOIRE.make(name, dtype, layout, self.model.path.resolve(), self.mirror)
 
     def write_layouts(self, seed: int) -> dict[str, Layout]:
         """Fresh layouts, by name, that draw from `seed`."""

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from kvfence.adapters import registry
 from kvfence.adapters.api import EngineConfig, EngineStartError
-from kvfence.conformance.case import PROFILES, Case, Profile
+from kvfence.conformance.case import PROFILES, Profile
+from kvfence.conformance.scenarios.cast import BLOCK
+from kvfence.conformance.scenarios.scenario import Scenario, Setup
+from kvfence.conformance.subject import Subject
 
 DEADLINE = 300.0  # seconds a call to an engine may take
 
@@ -50,24 +53,28 @@ class Settings:
     def plan(self) -> Profile:
         return PROFILES[self.profile]
 
-    def selects(self, case: Case) -> bool:
+    def selects(self, case: Subject) -> bool:
         """Whether a case is asked for."""
         return not self.cases or any(fnmatchcase(case.id, pattern) for pattern in self.cases)
 
-    def config(self, case: Case, pool_size: int) -> EngineConfig:
-        """The engine configuration a case runs in, with room for `pool_size` tokens of KV."""
+    def config(self, case: Subject, pool_size: int) -> EngineConfig:
+        """The engine configuration a case runs in, with room for `pool_size` tokens of KV if it asks for none."""
+        asked = isinstance(case, Scenario)
+        setup = case.setup if isinstance(case, Scenario) else Setup(case.mode == "shared", max(self.plan.concurrencies))
         return EngineConfig(
-            sharing=case.mode == "shared",
-            max_concurrency=max(self.plan.concurrencies),
+            sharing=setup.sharing,
+            max_concurrency=setup.concurrency,
             dtype=case.dtype,
             device=self.device,
-            pool_size=pool_size,
+            block_size=BLOCK if asked else None,
+            pool_size=setup.pool or pool_size,
+            chunk_size=setup.chunk,
             observe=self.plan.observe,
             seed=self.seed,
             engine_args=self.engine_args,
         )
 
-    def command(self, case: Case | None = None, earlier: Sequence[str] = ()) -> str:
+    def command(self, case: Subject | None = None, earlier: Sequence[str] = ()) -> str:
         """The shell command that repeats this run, or one case of it after those earlier ones that leaked into it."""
         words = ["kvfence", "run", "--engine", self.engine, "--model", self.model, "--profile", self.profile]
         words += ["--seed", str(self.seed)] if self.seed else []

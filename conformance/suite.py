@@ -10,11 +10,12 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
-from kvfence.conformance.case import Case
 from kvfence.conformance.case_record import case_record
-from kvfence.conformance.driver import Driven, Driver
+from kvfence.conformance.driven import Driven
+from kvfence.conformance.driver import Driver
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.conformance.subject import Subject
 from kvfence.conformance.trial import Judged, Trial
 from kvfence.conformance.yardstick import Yardstick
 from kvfence.reports.outcome import Outcome
@@ -62,7 +63,7 @@ class Suite:
         """Record that the run came to its end."""
         self._writer.write(EndRecord(time.monotonic() - self._begun, exit_code))
 
-    def examine(self, case: Case) -> CaseRecord:
+    def examine(self, case: Subject) -> CaseRecord:
         """Run one case and record its verdict. Raises UsageError if the engine has never started and does not."""
         judged = self._trial.judge(self._drive(case))
         several = case.mode != "serial" and case.company != "alone"
@@ -71,7 +72,7 @@ class Suite:
             judged = self._trial.locked(judged, together, alone)
         return self._record(judged)
 
-    def run_all(self, cases: Iterable[Case]) -> Iterator[CaseRecord]:
+    def run_all(self, cases: Iterable[Subject]) -> Iterator[CaseRecord]:
         """Examine cases in order, judging each while the engine already works on the next."""
         if self.settings.plan.serialise:
             # What a violation says under a lock must be asked before the engine goes on.
@@ -91,7 +92,7 @@ class Suite:
             if pending:
                 yield pending.result()
 
-    def _drive(self, case: Case) -> Driven:
+    def _drive(self, case: Subject) -> Driven:
         return self._driver.drive(case, lambda info: self._yardstick.prepare(case, info, self._driver.solo))
 
     def _record(self, judged: Judged) -> CaseRecord:

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvfence.adapters.api import EngineFaultError
-from kvfence.conformance.case import Case
-from kvfence.conformance.driver import Answer, Driven
+from kvfence.conformance.driven import Answer, Driven
 from kvfence.conformance.evidence import Evidence, Observation, ask
 from kvfence.conformance.judge import Ruling, rule
+from kvfence.conformance.library import Library
 from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
+from kvfence.conformance.oracles.golden import Tolerance
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
+from kvfence.conformance.subject import Subject
 from kvfence.conformance.victim import finding
 from kvfence.conformance.yardstick import Calibration, Yardstick
 from kvfence.reference_impl.golden import Golden
@@ -20,6 +22,8 @@ from kvfence.reports.finding import Finding, Telltale
 from kvfence.reports.outcome import Outcome
 
 Tokens = Sequence[int]
+# Logits: thirty times the largest error that was seen where pictures stand among the canary's words.
+MEDIA_EPSILON = 0.01
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,16 @@ class Trial:
         case, layout = driven.case, self.plan.layout(driven.case)
         golden, scale = self.yardstick.golden(case.dtype), self.yardstick.calibration(case)
         try:
-            observations = tuple(_observe(golden, answer, scale) for answer in driven.answers)
+            observations = self._observe(golden, driven, scale)
         except EngineFaultError as error:
             return Judged(driven, Ruling(Outcome.SUITE_ERROR, str(error)))
-        for observation in observations:
-            self._owners.add(Owner(case.id, observation.prompt.name), observation.prompt.words)
+        for name, words in driven.words.items():
+            self._owners.add(Owner(case.id, name), words)
         evidence = tuple(self._ask(case, observation, scale) for observation in observations)
         baselines = tuple(self._baseline(golden, o) for o in observations)
         secrets = {word: o.prompt.name for o in observations for word in o.prompt.secret}
         findings = tuple(
-            finding(case, o, e, expected, secrets, layout, scale.tolerance.epsilon)
+            finding(case.id, o, e, expected, secrets, layout, scale.tolerance.epsilon)
             for o, e, expected in zip(observations, evidence, baselines, strict=True)
             if e.oracles
         )
@@ -77,7 +81,7 @@ class Trial:
         assert driven.control is not None
         observe = self.settings.plan.observe
         ties = sum(len(e.golden.ties) for e in evidence)
-        unseen = scale.fault or not_shown(driven, observe)
+        unseen = scale.fault or driven.reason or not_shown(driven, observe)
         hard = {oracle for found in findings for oracle in found.oracles} - {"golden", "attention"}
         if scale.doubt and not hard:
             ruling = Ruling(Outcome.INCONCLUSIVE, unseen or scale.doubt, (), ties)
@@ -111,17 +115,25 @@ class Trial:
         if driven.outcome is not None:
             return []
         golden, scale = self.yardstick.golden(driven.case.dtype), self.yardstick.calibration(driven.case)
-        seen = [_observe(golden, answer, scale) for answer in driven.answers]
+        seen = self._observe(golden, driven, scale)
         return [o.prompt.name for o in seen if self._ask(driven.case, o, scale).oracles]
 
-    def _ask(self, case: Case, observation: Observation, scale: Calibration) -> Evidence:
-        return ask(case, observation, scale.tolerance, scale.thresholds, self._owners, self.plan.layout(case))
+    def _ask(self, case: Subject, observation: Observation, scale: Calibration) -> Evidence:
+        tolerance, layout = _tolerance(observation, scale), self.plan.layout(case)
+        return ask(case.id, observation, tolerance, scale.thresholds, self._owners, layout)
+
+    def _observe(self, golden: Golden, driven: Driven, scale: Calibration) -> tuple[Observation, ...]:
+        """Golden, and what else there is to compare with, beside every answer."""
+        library = Library(golden, driven.case.id, driven.answers) if scale.kv else None
+        return tuple(_observed(golden, answer, scale, library) for answer in driven.answers)
 
     def _baseline(self, golden: Golden, observation: Observation) -> Tokens:
         """Golden's own output, which is the engine's where golden would have chosen each of its tokens."""
         tokens = observation.completion.tokens
         if observation.verification.choices == tokens:
             return tokens
+        if observation.media:
+            return ()
         if self._decoded == self.settings.plan.baselines:
             return ()
         self._decoded += 1
@@ -131,9 +143,9 @@ class Trial:
 def not_shown(driven: Driven, observe: Sequence[str]) -> str:
     """What an engine says it shows and, asked to `observe` it, did not show of some requests; one line, or nothing."""
     logged = {event.request for event in driven.events}
-    requests = [answer.prompt.name for answer in driven.answers]
+    requests = [answer.prompt.name for answer in driven.answers if not answer.cut]
     missing = {
-        "attention": [answer.prompt.name for answer in driven.answers if answer.attention is None],
+        "attention": [a.prompt.name for a in driven.answers if a.attention is None and not a.cut],
         "events": [name for name in requests if f"{driven.case.id}/{name}" not in logged],
     }
     for name, of in missing.items():
@@ -143,10 +155,11 @@ def not_shown(driven: Driven, observe: Sequence[str]) -> str:
     return ""
 
 
-def _observe(golden: Golden, answer: Answer, scale: Calibration) -> Observation:
-    comparison = Comparison(answer.attention, golden.layers) if answer.attention and scale.comparable else None
-    verification = golden.verify(answer.prompt.tokens, answer.completion.tokens, comparison)
-    return Observation(answer.prompt, answer.completion, verification, comparison, answer.breaches)
+def _tolerance(observation: Observation, scale: Calibration) -> Tolerance:
+    """The canary is exact on its own words; what stands in the place of a picture is none, and rounds more."""
+    if not observation.media:
+        return scale.tolerance
+    return Tolerance(max(scale.tolerance.epsilon, MEDIA_EPSILON), exact=False)
 
 
 def _telltales(driven: Driven, evidence: Sequence[Evidence]) -> tuple[Telltale, ...]:
@@ -158,3 +171,15 @@ def _telltales(driven: Driven, evidence: Sequence[Evidence]) -> tuple[Telltale, 
             told = f"{answer.prompt.name} {breach.told}".replace(here, "")
             found.append(Telltale(breach.kind, answer.prompt.name, source or None, case or None, told))
     return tuple(found)
+
+
+def _observed(golden: Golden, answer: Answer, scale: Calibration, library: Library | None) -> Observation:
+    comparison = Comparison(answer.attention, golden.layers) if answer.attention and scale.comparable else None
+    media = answer.domain.media
+    if media:
+        comparison = None  # golden's attention is looked at for tokens only
+    verification = golden.verify(answer.prompt.tokens, answer.completion.tokens, comparison, media)
+    kv = library.examine(answer, scale.kv) if library and scale.kv and answer.kv else None
+    return Observation(
+        answer.prompt, answer.completion, verification, comparison, answer.breaches, kv, answer.side, bool(media)
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from kvfence.conformance.case import Case
 from kvfence.conformance.evidence import Evidence, Observation
 from kvfence.conformance.oracles.attention import AttentionEvidence, Peak
 from kvfence.prompts.groups import Layout
@@ -11,7 +10,7 @@ from kvfence.reports.finding import AttentionRecord, Finding, Key, Spelling, Tra
 
 
 def finding(
-    case: Case,
+    case: str,
     observation: Observation,
     evidence: Evidence,
     expected: Sequence[int],
@@ -26,10 +25,10 @@ def finding(
         victim=prompt.name,
         first_step=evidence.first_step,
         oracles=evidence.oracles,
-        summary=_summary(prompt.name, evidence, case.id),
+        summary=_summary(prompt.name, evidence, case),
         source=source.request if source else None,
         source_case=source.case if source else None,
-        source_how=evidence.how.replace(f"{case.id}/", ""),
+        source_how=evidence.how.replace(f"{case}/", ""),
         epsilon=epsilon,
         spellings=tuple(
             Spelling(run.owner.request, run.owner.case, run.steps[0], len(run.words), run.words)
@@ -117,5 +116,28 @@ def _summary(victim: str, evidence: Evidence, case: str) -> str:
         shift = moved.shifts[moved.step, moved.layer, moved.head]
         where_moved = f"layer {moved.layer}, head {moved.head}, shift {shift:.3g}"
         return f"request {victim} attends otherwise than golden from output token {moved.step} on ({where_moved}){by}"
+    if not evidence.breaches:
+        return f"request {victim} {_unseen(evidence)}{by}"
     breach = evidence.breaches[0]
     return f"request {victim} {breach.told}".replace(f"{case}/", "")
+
+
+def _unseen(evidence: Evidence) -> str:
+    """What is wrong where the answer itself is right."""
+    if wrong := evidence.kv:
+        where = f"layers {_listed(wrong.layers)}, KV heads {_listed(wrong.heads)}, {' and '.join(wrong.parts)}"
+        return f"has K/V that are not its own at positions {_listed(wrong.positions)} ({where})"
+    if told := evidence.side:
+        return f"had {told.cached} tokens cached where its own domain could have had {told.possible}"
+    return "changes when only its neighbours' secrets do"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order, those that follow each other as a range."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)

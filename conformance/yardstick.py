@@ -7,16 +7,19 @@ from itertools import cycle
 
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance import noise
-from kvfence.conformance.case import Case
 from kvfence.conformance.oracles.attention import Thresholds
 from kvfence.conformance.oracles.golden import Tolerance
+from kvfence.conformance.oracles.kv import KVTolerance
 from kvfence.conformance.plan import NOISE_SEED, Plan
+from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.conformance.subject import Subject
 from kvfence.reference_impl.attention import watchable
 from kvfence.reference_impl.golden import Golden, GoldenError
 from kvfence.reports.records import NoiseRecord, Writer
 
 SOLO_TOKENS = 32  # of one solo run
+SHORT = 12  # tokens of a short prompt
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Calibration:
     doubt: str  # why golden's and attention's findings cannot be relied on
     fault: str  # what the solo runs show to be wrong with the engine, so that silence cannot be relied on
     unjudged: str  # why attention is not judged, where the engine shows it
+    kv: KVTolerance | None = None  # None = K/V are not judged
 
 
 class Yardstick:
@@ -39,6 +43,7 @@ class Yardstick:
         self._exact = plan.model.kind == "canary"
         self._calibrated: dict[tuple[str, int], NoiseRecord] = {}
         self._thresholds: dict[tuple[str, int], Thresholds] = {}
+        self._kv: dict[tuple[str, int], KVTolerance | None] = {}
         self._comparable: dict[tuple[str, int], bool] = {}
         self._loader = ThreadPoolExecutor(1)
         # Begun at once: the engine's process is starting meanwhile, and both take their time to import.
@@ -58,11 +63,11 @@ class Yardstick:
         """Wait for a golden that is still being loaded: nothing may go on behind a run that has ended."""
         self._loader.shutdown(cancel_futures=True)
 
-    def ready(self, case: Case) -> bool:
+    def ready(self, case: Subject) -> bool:
         """Whether a case needs neither another golden nor a measurement of noise."""
         return case.dtype == self._dtype and self._key(case) in self._calibrated
 
-    def prepare(self, case: Case, info: EngineInfo, solo: noise.Solo) -> bool:
+    def prepare(self, case: Subject, info: EngineInfo, solo: noise.Solo) -> bool:
         """Measure, on an opened engine, the noise that a case is judged by, unless that is done; says whether it was.
 
         Raises EngineFaultError if the engine shows attention of another shape than the model has.
@@ -74,7 +79,7 @@ class Yardstick:
         self._writer.write(record)
         return True
 
-    def calibration(self, case: Case) -> Calibration:
+    def calibration(self, case: Subject) -> Calibration:
         """What a prepared case is judged by."""
         key = self._key(case)
         record = self._calibrated[key]
@@ -86,6 +91,7 @@ class Yardstick:
             comparable=self._comparable[key],
             doubt="" if self._exact else noise.complaint(record) or "",
             fault=record.solo_fault,
+            kv=self._kv[key],
             unjudged="" if judged else record.attention_reason or "its noise was measured where it was not shown",
         )
 
@@ -96,10 +102,10 @@ class Yardstick:
             wait([golden])
         return golden
 
-    def _key(self, case: Case) -> tuple[str, int]:
+    def _key(self, case: Subject) -> tuple[str, int]:
         return case.dtype, noise.bucket_of(self._plan.length(case))
 
-    def _calibrate(self, case: Case, info: EngineInfo, solo: noise.Solo) -> NoiseRecord:
+    def _calibrate(self, case: Subject, info: EngineInfo, solo: noise.Solo) -> NoiseRecord:
         golden = self.golden(case.dtype)
         dtype, bucket = key = self._key(case)
         longest = max(self._plan.length(other) for other in self._plan.cases if self._key(other) == key)
@@ -109,7 +115,12 @@ class Yardstick:
         clean = noise.Clean(watch=asked and not blind)
         self._comparable[key] = clean.watch
         shapes = noise.equal_shapes(golden, self._samples(longest), min(shorter, longest // 2), clean)
-        runs = noise.solo_runs(golden, solo, self._samples(max(1, longest - SOLO_TOKENS)), SOLO_TOKENS, clean)
+        room = min(longest, case.setup.pool or longest) if isinstance(case, Scenario) else longest
+        longest_prompt = max(1, room - SOLO_TOKENS)
+        # Scenarios have short prompts too, whose attention is another.
+        lengths = (longest_prompt, longest_prompt // 3, SHORT) if isinstance(case, Scenario) else (longest_prompt,)
+        samples = self._samples(*lengths)
+        runs = noise.solo_runs(golden, solo, samples, SOLO_TOKENS, clean)
         positions = self._settings.plan.solo_positions
         record = noise.calibrate(
             shapes,
@@ -124,9 +135,11 @@ class Yardstick:
             noise.watch_on(clean, shapes, runs, positions // SOLO_TOKENS)
             self._thresholds[key], figures = noise.attention_noise(clean, golden.rounding)
             record = replace(record, **figures)
+        self._kv[key] = noise.kv_tolerance(clean, golden.rounding)
         reason = f"golden cannot show it: {blind}" if blind else record.attention_reason
         return replace(record, attention_reason=reason, solo_fault=noise.solo_fault(clean))
 
-    def _samples(self, length: int) -> Iterator[tuple[int, ...]]:
-        for layout in cycle(self._plan.write_layouts(self._settings.seed + NOISE_SEED).values()):
+    def _samples(self, *lengths: int) -> Iterator[tuple[int, ...]]:
+        written = self._plan.write_layouts(self._settings.seed + NOISE_SEED).values()
+        for length, layout in zip(cycle(lengths), cycle(written), strict=True):
             yield layout.sample(length)

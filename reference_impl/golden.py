@@ -14,10 +14,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kvfence.reference_impl.attention import Call, probabilities, watched
-from kvfence.reference_impl.shapes import cached_greedy
+from kvfence.reference_impl.media import embed
+from kvfence.reference_impl.shapes import cached_greedy, kept_kv
 
 DTYPES = {
     "float64": torch.float64,
@@ -87,10 +90,13 @@ class Golden:
         return cls(load_model(folder, dtype, device))
 
     @torch.inference_mode()
-    def logits(self, tokens: Sequence[int], keep: int, visit: Visit | None = None) -> torch.Tensor:
+    def logits(
+        self, tokens: Sequence[int], keep: int, visit: Visit | None = None, media: Sequence[tuple[int, str]] = ()
+    ) -> torch.Tensor:
         """Logits [keep, vocabulary] after each of the last `keep` tokens, float32 (float64 for a float64 model).
 
-        `visit` is shown each layer's attention from those tokens; NotWatchableError if it cannot be had.
+        `visit` is shown each layer's attention from those tokens; NotWatchableError if it cannot be had. `media` are
+        (position, content) of items whose embeddings stand in the places of those tokens.
         """
 
         def show(call: Call) -> None:
@@ -100,9 +106,17 @@ class Golden:
         ids = torch.tensor([tokens], dtype=torch.long, device=self.model.device)
         # Full logits of a long prompt would be gigabytes: 4,000 positions of a 49,152 vocabulary are 800 MB.
         extra = {"logits_to_keep": keep} if self._keeps_logits else {}
+        inputs = {"input_ids": ids}
+        if media:
+            inputs = {"inputs_embeds": embed(self.model.get_input_embeddings(), ids, media)}
         with watched(self.model, show) if visit else nullcontext():
-            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **extra).logits[0, -keep:]
+            logits: torch.Tensor = self.model(**inputs, use_cache=False, **extra).logits[0, -keep:]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def kv(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """K and V [2, layers, kv_heads, T, head_dim] of one forward over T tokens, keys as they are attended to."""
+        layers = kept_kv(self.model, tokens)
+        return np.stack([np.stack([part[i].float().cpu().numpy() for part in layers]) for i in (0, 1)])
 
     @property
     def layers(self) -> int:
@@ -157,14 +171,20 @@ class Golden:
             live = [beam for beam in grown if beam[0][-1] != stop][:width]
         return sorted([*ended, *live], key=lambda beam: -beam[1])[:width]
 
-    def verify(self, prompt: Sequence[int], output: Sequence[int], visit: Visit | None = None) -> Verification:
+    def verify(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        visit: Visit | None = None,
+        media: Sequence[tuple[int, str]] = (),
+    ) -> Verification:
         """Judge `output` by one forward over prompt and output, showing the attention of each layer to `visit`.
 
         Raises ValueError if prompt or output is empty, NotWatchableError if attention is asked for and cannot be had.
         """
         if not prompt or not output:
             raise ValueError("verification needs a prompt and an output of at least one token each")
-        logits = self.logits([*prompt, *output[:-1]], keep=len(output), visit=visit)
+        logits = self.logits([*prompt, *output[:-1]], keep=len(output), visit=visit, media=media)
         emitted = torch.tensor(list(output), dtype=torch.long, device=logits.device).unsqueeze(1)
         top, choices = logits.max(dim=-1)
         margins = top - logits.gather(1, emitted).squeeze(1)

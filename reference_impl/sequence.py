@@ -84,6 +84,7 @@ class Sequence:
     preemptions: int = 0
     pause: int | None = None  # output tokens after which it waits, to be forked
     origin: str = ""  # the request whose fork, or fork's fork, it is
+    forced: int | None = None  # of a fork, the output position of the token it was given
 
     @property
     def length(self) -> int:
@@ -120,6 +121,7 @@ class Sequence:
             emitted=len(self.tokens) - self.prompt - 1,
             submitted=now,
             origin=self.origin or self.id,
+            forced=len(self.tokens) - self.prompt - 1,
         )
         if self.top_logprobs:
             # Of a forced token that is not among the best nothing is known.

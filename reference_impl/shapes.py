@@ -74,6 +74,16 @@ def cached_greedy(model: Any, tokens: Sequence[int], n: int) -> tuple[int, ...]:
     return tuple(output)
 
 
+@torch.inference_mode()
+def kept_kv(model: Any, tokens: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """K and V [kv_heads, T, head_dim] of each layer, of all T tokens, also those that a window has left behind."""
+    from transformers import DynamicCache
+
+    name, cache = _cache_name(model), DynamicCache()  # made without the model's configuration it keeps everything
+    model(input_ids=_ids(model, [tokens]), use_cache=True, **{name: cache})
+    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+
 def margin_errors(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Errors [T] of margins, in logits, between two logits [T, vocabulary] of the same tokens.
 

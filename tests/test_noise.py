@@ -8,7 +8,7 @@ import pytest
 from kvfence.adapters.api import Completion
 from kvfence.adapters.observation import Action, CacheEvent
 from kvfence.conformance import noise
-from kvfence.conformance.driver import Answer
+from kvfence.conformance.driven import Answer
 from kvfence.conformance.oracles.blocks import Breach
 from kvfence.prompts.prompt import Prompt
 from kvfence.prompts.word_layout import WordLayout

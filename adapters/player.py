@@ -1,0 +1,114 @@
+"""The player of schedules: drives an opened engine through one, and says what came of it."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvfence.adapters.api import Completion, Engine, EngineFaultError, Session, Support
+from kvfence.adapters.observation import Observed
+from kvfence.adapters.schedule import Moment, Operation, Schedule, Verb, waves
+
+
+@dataclass(frozen=True)
+class Played:
+    """What an engine did with a schedule."""
+
+    completions: tuple[Completion, ...] = ()  # of requests that ended by themselves, forks among them
+    emitted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of every request, also of one cut short
+    failed: Mapping[str, str] = field(default_factory=dict)  # requests that the engine gave up, and why
+    parents: Mapping[str, str] = field(default_factory=dict)  # of forks
+    missed: str = ""  # the operation whose moment never came, with which the schedule ended; one line
+    observed: Observed = field(default_factory=Observed)
+
+
+def play(engine: Engine, schedule: Schedule) -> Played:
+    """Run a schedule, in batches where the engine has no sessions. Raises EngineFaultError if it cannot be run so."""
+    known = engine.capabilities.get("session")
+    if known is not None and known.state is Support.SUPPORTED:
+        return _Performance(engine).run(schedule)
+    batches = waves(schedule)
+    if batches is None:
+        raise EngineFaultError("the engine has no sessions, and this schedule is more than batches")
+    completions = [completion for batch in batches for completion in engine.generate(batch)]
+    emitted = {completion.id: tuple(completion.tokens) for completion in completions}
+    return Played(tuple(completions), emitted, observed=engine.observe())
+
+
+class _Performance:
+    """One schedule on one session."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._session: Session = engine.session()
+        self._emitted: defaultdict[str, list[int]] = defaultdict(list)
+        self._done: dict[str, Completion] = {}
+        self._failed: dict[str, str] = {}
+        self._parents: dict[str, str] = {}
+
+    def run(self, schedule: Schedule) -> Played:
+        missed = ""
+        try:
+            for operation in schedule:
+                if operation.when and not self._wait(operation.when):
+                    missed = _missed(operation)
+                    break
+                self._do(operation)
+            while self._step():
+                pass
+        finally:
+            self._session.close()
+        emitted = {id: tuple(tokens) for id, tokens in self._emitted.items()}
+        done = tuple(self._done.values())
+        return Played(done, emitted, self._failed, self._parents, missed, self._engine.observe())
+
+    def _wait(self, moment: Moment) -> bool:
+        """Step until a moment has come; False if it never does."""
+        while not self._come(moment):
+            if not self._step():
+                return self._come(moment)
+        return True
+
+    def _come(self, moment: Moment) -> bool:
+        if moment.tokens is None:
+            return moment.request in self._done
+        return len(self._emitted[moment.request]) >= moment.tokens
+
+    def _step(self) -> bool:
+        """Run one forward pass; False if there is nothing left to do."""
+        emitted = self._session.step()
+        for id, tokens in emitted.items():
+            self._emitted[id] += tokens
+        self._done |= {completion.id: completion for completion in self._session.completions()}
+        self._failed |= self._session.failures()
+        return bool(emitted)
+
+    def _do(self, operation: Operation) -> None:
+        session, engine, target = self._session, self._engine, operation.target
+        match operation.verb:
+            case Verb.SUBMIT:
+                assert operation.request is not None
+                session.submit(operation.request)
+            case Verb.CANCEL:
+                session.cancel(target)
+            case Verb.FORK:
+                for child in session.fork(target, operation.tokens):
+                    self._parents[child] = target
+            case Verb.PREEMPT:
+                session.preempt(target)
+            case Verb.EDIT:
+                session.edit(target, operation.tokens)
+            case Verb.RESET:
+                engine.reset_cache()
+            case Verb.ADAPTER:
+                engine.load_adapter(target, operation.folder)
+            case Verb.WEIGHTS:
+                engine.load_weights(operation.folder)
+            case Verb.STEP:
+                self._step()
+
+
+def _missed(operation: Operation) -> str:
+    assert operation.when is not None
+    moment = operation.when
+    what = "ended" if moment.tokens is None else f"emitted {moment.tokens} tokens"
+    return f"{operation.verb} {operation.target} waited until {moment.request} had {what}, which it never has"

@@ -1,0 +1,108 @@
+"""Oracle `kv`: does the cache hold the K/V that the request's own tokens give at each position?
+
+Golden's K/V come from one forward over the same tokens. Every cell, one position of one KV head of one layer, K or V,
+is held against the most that clean runs of the engine were off there. A cell that is off is looked for among golden's
+K/V of the other requests, and of the request itself at other positions: it may be somebody's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfence.adapters.api import EngineFaultError
+from kvfence.adapters.observation import KV
+from kvfence.conformance.oracles.canary import Owner
+
+FACTOR = 4.0
+PARTS = ("K", "V")
+Cells = NDArray[np.float32]  # [2, layers, kv_heads, T, head_dim], K first
+
+
+@dataclass(frozen=True)
+class KVTolerance:
+    """How far an element may be off and still be rounding: [2, layers, kv_heads]."""
+
+    values: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, clean: NDArray[np.float32], scale: NDArray[np.float32], rounding: float) -> "KVTolerance":
+        """From errors [runs, 2, layers, kv_heads] of clean runs, the largest element there, and the rounding of 1."""
+        return cls(FACTOR * np.maximum(clean.max(0), rounding * scale))
+
+
+@dataclass(frozen=True)
+class KVEvidence:
+    """Cells that do not hold what they should."""
+
+    positions: tuple[int, ...]  # ascending
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]  # KV heads
+    parts: tuple[str, ...]  # of "K" and "V"
+    excess: float  # largest error over its tolerance
+    source: Owner | None  # whose K/V the first of these positions holds; None = nobody's that is known
+    source_position: int | None  # the position there that they belong to
+
+    @property
+    def whole(self) -> bool:
+        """Whether K and V are both wrong."""
+        return self.parts == PARTS
+
+
+def cells(kv: KV) -> Cells:
+    """What an engine showed, in one array."""
+    return np.stack([kv.keys, kv.values])
+
+
+def errors(shown: Cells, golden: Cells) -> NDArray[np.float32]:
+    """Largest error of an element in each cell: [2, layers, kv_heads, T], of the positions that both have.
+
+    Raises EngineFaultError if the engine's K/V are not of the layers and heads of the model.
+    """
+    if shown.shape[:3] != golden.shape[:3] or shown.shape[-1] != golden.shape[-1]:
+        told = f"the engine shows K/V of shape {list(shown.shape)}; the model's are {list(golden.shape)}"
+        raise EngineFaultError(told)
+    n = min(shown.shape[3], golden.shape[3])
+    off: NDArray[np.float32] = np.abs(shown[..., :n, :] - golden[..., :n, :]).max(-1)
+    return off
+
+
+def examine(
+    shown: Cells, golden: Cells, tolerance: KVTolerance, known: Mapping[Owner, Cells], own: Owner, first: int = 0
+) -> KVEvidence | None:
+    """The cells from position `first` on that are off, and whose they are among `known`; None if there are none."""
+    excess = errors(shown, golden) / tolerance.values[..., None]
+    # Written so that NaN, from an engine that overflowed, is wrong.
+    wrong = ~(excess <= 1)
+    wrong[..., :first] = False
+    if not wrong.any():
+        return None
+    parts, layers, heads, positions = (np.unique(axis).tolist() for axis in np.nonzero(wrong))
+    source, where = _whose(shown, wrong, positions, tolerance, known, own)
+    worst = float(np.nan_to_num(excess, nan=np.inf)[wrong].max())
+    names = tuple(PARTS[part] for part in parts)
+    return KVEvidence(tuple(positions), tuple(layers), tuple(heads), names, worst, source, where)
+
+
+def _whose(
+    shown: Cells,
+    wrong: NDArray[np.bool_],
+    positions: list[int],
+    tolerance: KVTolerance,
+    known: Mapping[Owner, Cells],
+    own: Owner,
+) -> tuple[Owner | None, int | None]:
+    """Owner and position of the K/V that the first wrong position holds which can be recognised."""
+    for position in positions:
+        at = wrong[..., position]
+        # Layer 0 depends on one token only: where more is wrong it is the deeper layers that tell owners apart.
+        seen, bound = shown[..., position, :][at], tolerance.values[at][:, None, None]
+        for owner, theirs in known.items():
+            there = theirs[at]  # [cells, T, head_dim]
+            equal = (np.abs(there - seen[:, None, :]) <= bound).all(-1).all(0)
+            if owner == own and position < len(equal):
+                equal[position] = False
+            if equal.any():
+                return owner, int(equal.argmax())
+    return None, None

@@ -1,0 +1,164 @@
+"""The cast of a scenario: writes its prompts and notes its operations, in the order in which it is told them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvfence.adapters.api import Media, Request
+from kvfence.adapters.schedule import Moment, Operation, Verb
+from kvfence.conformance.scenarios.scenario import ROOMY, Scenario, Setup
+from kvfence.prompts import alphabet
+from kvfence.prompts.groups import Layout, Tokens
+from kvfence.prompts.mirror import Part
+from kvfence.prompts.prompt import Prompt
+
+BLOCK = 16  # tokens; what engines are asked for
+WORDS = 8  # of a prompt beside its prefix that are private or asked for
+OUTPUT = 28  # tokens
+
+Mirror = Callable[[Part, str], Path]  # the folder of a mirror of the run's model: as an "adapter" or as a "model"
+
+
+class Cast:
+    """Prompts and operations of one scenario. Requests are called by short names, such as "A"."""
+
+    def __init__(self, id: str, layout: Layout, model: Path, mirror: Mirror) -> None:
+        self._id, self._layout, self._model, self._mirror = id, layout, model, mirror
+        self.operations: list[Operation] = []
+        self.prompts: dict[str, Prompt] = {}
+        self.hits: list[str] = []
+
+    # Prompts.
+
+    def prefix(self, blocks: int, more: int = 0, beside: Tokens = ()) -> Tokens:
+        """A fresh prefix that fills so many blocks, BOS included, and `more` tokens (or fewer); none is in `beside`."""
+        return self._layout.prefix("assistant", max(0, blocks * BLOCK - self._before + more), beside)
+
+    def changed(self, prefix: Tokens, at: int) -> Tokens:
+        """A prefix with another token at one place."""
+        at %= len(prefix)
+        return (*prefix[:at], self._layout.another(prefix), *prefix[at + 1 :])
+
+    def write(self, name: str, prefix: Sequence[int] = (), share: float = 0.0) -> Prompt:
+        """A prompt with a passphrase of its own. `share` says from where it is asked, 1 = its first word."""
+        secret = self._layout.secret(avoid=tuple(prefix))
+        return self._layout.write(name, tuple(prefix), secret, len(self.prompts) % 2, share)
+
+    @property
+    def _before(self) -> int:
+        return self._layout.write("x", (), self._layout.secret(avoid=()), 0, 0.0).prefix_tokens
+
+    # Operations.
+
+    def ask(
+        self,
+        name: str,
+        prompt: Prompt | Sequence[int],
+        *,
+        after: str | None = None,
+        at: tuple[str, int] | None = None,
+        n: int = OUTPUT,
+        hit: bool = False,
+        salt: str | None = None,
+        adapter: str | None = None,
+        media: tuple[Media, ...] = (),
+        talk: str | None = None,
+    ) -> str:
+        """Submit a request, once another has ended (`after`) or has emitted so many tokens (`at`); its name.
+
+        Without a prompt of its own it gets one on the prefix given. `hit` says that it must be served from the cache.
+        """
+        if not isinstance(prompt, Prompt):
+            prompt = self.write(name, prompt)
+        self.prompts[name] = prompt
+        request = Request(self._name(name), prompt.tokens, n, salt, adapter, media, self._talk(talk))
+        self._note(Operation(Verb.SUBMIT, request.id, None, request), after, at)
+        if hit:
+            self.hits.append(name)
+        return name
+
+    def cancel(self, name: str, at: tuple[str, int] | None = None) -> None:
+        """Withdraw a request."""
+        self._note(Operation(Verb.CANCEL, self._name(name)), None, at)
+
+    def fork(self, name: str, firsts: int, at: tuple[str, int]) -> None:
+        """Fork a request into so many, each of which goes on from another of its prompt's words."""
+        words = self.prompts[name].tokens[1 : 1 + 3 * firsts : 3]
+        forced = tuple(word + alphabet.WORDS for word in words)
+        self._note(Operation(Verb.FORK, self._name(name), None, None, forced), None, at)
+
+    def preempt(self, name: str, at: tuple[str, int]) -> None:
+        """Take a running request out of the batch."""
+        self._note(Operation(Verb.PREEMPT, self._name(name)), None, at)
+
+    def edit(self, talk: str, history: Sequence[int], after: str) -> None:
+        """Replace the history of a conversation."""
+        name = self._talk(talk)
+        assert name is not None
+        self._note(Operation(Verb.EDIT, name, None, None, tuple(history)), after, None)
+
+    def reset(self, after: str | None = None) -> None:
+        """Forget everything cached."""
+        self._note(Operation(Verb.RESET), after, None)
+
+    def step(self, times: int = 1) -> None:
+        """Run forward passes."""
+        self.operations += [Operation(Verb.STEP)] * times
+
+    def load(self, adapter: str, part: Part, after: str | None = None) -> None:
+        """Load a mirror of the model as a LoRA adapter."""
+        folder = str(self._mirror(part, "adapter"))
+        self._note(Operation(Verb.ADAPTER, adapter, None, None, (), folder), after, None)
+
+    def exchange(self, part: Part | None, after: str) -> None:
+        """Go on with a mirror's weights, or with the model's own again."""
+        folder = self._model if part is None else self._mirror(part, "model")
+        self._note(Operation(Verb.WEIGHTS, "", None, None, (), str(folder)), after, None)
+
+    def _note(self, operation: Operation, after: str | None, at: tuple[str, int] | None) -> None:
+        when = Moment(self._name(after)) if after else Moment(self._name(at[0]), at[1]) if at else None
+        self.operations.append(Operation(**{**vars(operation), "when": when}))
+
+    def _name(self, name: str) -> str:
+        return f"{self._id}/{name}"
+
+    def _talk(self, talk: str | None) -> str | None:
+        return None if talk is None else f"{self._id}/{talk}"
+
+
+Direct = Callable[[Cast], None]
+
+
+class Repertoire:
+    """The scenarios there are, by name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, Setup, Direct]] = {}
+
+    def scenario(self, requirement: str, setup: Setup = ROOMY) -> Callable[[Direct], Direct]:
+        """Register a function that directs a cast: its family is the requirement's, its name the function's."""
+
+        def register(direct: Direct) -> Direct:
+            name = f"{requirement.partition('.')[0]}.{direct.__name__.replace('_', '-')}"
+            assert name not in self._known, name
+            self._known[name] = (requirement, setup, direct)
+            return direct
+
+        return register
+
+    def names(self) -> list[str]:
+        """Names of all scenarios, those of one setup together."""
+        setups = list(dict.fromkeys(setup for _, setup, _ in self._known.values()))
+        return sorted(self._known, key=lambda name: setups.index(self._known[name][1]))
+
+    def make(self, name: str, dtype: str, layout: Layout, model: Path, mirror: Mirror) -> Scenario:
+        """Write a scenario's prompts and its schedule."""
+        requirement, setup, direct = self._known[name]
+        cast = Cast(f"{name}-{dtype}", layout, model, mirror)
+        direct(cast)
+        operations = tuple(cast.operations)
+        hits = tuple(cast.hits)
+        return Scenario(name, requirement, setup, dtype, layout.name, operations, cast.prompts, hits, model)
+
+
+REPERTOIRE = Repertoire()
+scenario = REPERTOIRE.scenario

@@ -1,0 +1,183 @@
+"""Operations on requests that run: forks, cancels, preemptions, guesses ahead, and what they leave behind."""
+
+from kvfence.conformance.scenarios.cast import BLOCK, Cast, scenario
+from kvfence.conformance.scenarios.scenario import CHUNKED, PRIVATE, ROOMY, TIGHT, TIGHT_PRIVATE
+from kvfence.prompts import alphabet
+from kvfence.prompts.prompt import Prompt
+
+
+@scenario("fork.private-tail", PRIVATE)
+def in_a_block(cast: Cast) -> None:
+    """A request forked within a block, and again when its children are under way; all go on."""
+    cast.ask("A", cast.prefix(1, 5), n=30)
+    cast.fork("A", 3, at=("A", 4))
+    cast.fork("A", 1, at=("A", 11))
+
+
+@scenario("fork.private-tail", ROOMY)
+def at_the_edge(cast: Cast) -> None:
+    """Forked where a block is full, one token before and one behind; a stranger runs beside."""
+    for more in (-1, 0, 1):
+        # 11 tokens stand behind the prefix, and 5 have been emitted: 16 in all.
+        cast.ask(f"A{more}", cast.prefix(2, more), n=24)
+    cast.ask("stranger", cast.prefix(2), n=40)
+    for more in (-1, 0, 1):
+        cast.fork(f"A{more}", 2, at=(f"A{more}", 5))
+
+
+@scenario("fork.private-tail", ROOMY)
+def parent_withdrawn(cast: Cast) -> None:
+    """The parent is withdrawn when it has been forked; others take what it lets go of."""
+    cast.ask("A", cast.prefix(2, 3), n=40)
+    cast.fork("A", 2, at=("A", 6))
+    cast.step()
+    cast.cancel("A")
+    for i in range(3):
+        cast.ask(f"B{i}", cast.prefix(2, i))
+
+
+@scenario("cancel.keeps-shared", TIGHT)
+def decoding(cast: Cast) -> None:
+    """One of two on a prefix is withdrawn; newcomers take its blocks while the other goes on."""
+    prefix = cast.prefix(3)
+    cast.ask("A", prefix, n=6)
+    cast.ask("keeps", cast.write("keeps", prefix, share=0.9), after="A", n=60, hit=True)
+    cast.ask("goes", prefix, n=60)
+    cast.cancel("goes", at=("goes", 5))
+    for i in range(3):
+        cast.ask(f"B{i}", cast.prefix(2, i), n=14)
+    cast.ask("later", cast.write("later", prefix, share=0.9), after="keeps")
+
+
+@scenario("cancel.keeps-shared", CHUNKED)
+def at_any_point(cast: Cast) -> None:
+    """Withdrawn waiting, in prefill, and decoding, each before others with the same prefix."""
+    prefix = cast.prefix(6)
+    for i, steps in enumerate((0, 1, 3, 6)):
+        cast.ask(f"goes{i}", cast.write(f"goes{i}", prefix, share=0.5))
+        cast.step(steps)
+        cast.cancel(f"goes{i}")
+        cast.ask(f"A{i}", cast.prefix(3, i), n=12)
+    cast.ask("B", cast.write("B", prefix, share=0.9), n=30)
+    cast.ask("C", cast.write("C", prefix), after="B", hit=True)
+
+
+@scenario("cancel.keeps-shared", TIGHT_PRIVATE)
+def retried(cast: Cast) -> None:
+    """Withdrawn, handed over again at once, beside one that has nothing to do with it."""
+    prompt = cast.write("P", cast.prefix(2, 5), share=0.5)
+    cast.ask("goes", prompt, n=50)
+    cast.cancel("goes", at=("goes", 7))
+    cast.ask("retry", prompt)
+    cast.ask("stranger", cast.prefix(2))
+    cast.ask("next", cast.prefix(4), after="retry", n=40)
+
+
+@scenario("preempt.resumes", ROOMY)
+def parked(cast: Cast) -> None:
+    """Requests taken out of the batch, in its beginning and later; others use the room."""
+    cast.ask("A", cast.write("A", cast.prefix(2, 3), share=0.9), n=36)
+    cast.ask("B", cast.write("B", cast.prefix(1, 7), share=0.9), n=36)
+    cast.preempt("A", at=("A", 3))
+    cast.ask("C", cast.prefix(3))
+    cast.preempt("B", at=("B", 17))
+    cast.preempt("A", at=("A", 20))
+    cast.ask("D", cast.prefix(2))
+
+
+@scenario("preempt.resumes", TIGHT_PRIVATE)
+def for_room(cast: Cast) -> None:
+    """Four that the pool cannot hold at once, so that some must go and come back."""
+    for i in range(4):
+        cast.ask(f"A{i}", cast.write(f"A{i}", cast.prefix(2, i - 2), share=0.9), n=40)
+
+
+@scenario("preempt.resumes", TIGHT)
+def for_room_with_a_prefix(cast: Cast) -> None:
+    """The same with a prefix that they share and others that they push out."""
+    prefix = cast.prefix(2)
+    cast.ask("first", cast.prefix(4), n=4)
+    cast.ask("A0", cast.write("A0", prefix, share=0.9), after="first", n=44)
+    for i in range(1, 4):
+        cast.ask(f"A{i}", cast.write(f"A{i}", prefix, share=0.9), n=44)
+    cast.ask("later", cast.write("later", prefix, share=0.9), after="A0")
+
+
+@scenario("speculative.rolls-back", ROOMY)
+def misled(cast: Cast) -> None:
+    """Prompts that mislead who guesses from them: some guesses right, some wrong, at every offset of a block."""
+    for i in range(4):
+        cast.ask(f"A{i}", _misleading(cast, f"A{i}", 1 + i), n=30)
+    cast.ask("again", cast.write("again", cast.prompts["A1"].tokens[1:32], share=0.9), after="A1", hit=True)
+
+
+@scenario("conversation.follows-history", ROOMY)
+def turns(cast: Cast) -> None:
+    """Two conversations by turns."""
+    for turn in range(3):
+        for talk in ("one", "two"):
+            after = f"{talk}{turn - 1}" if turn else None
+            cast.ask(f"{talk}{turn}", cast.write(talk, cast.prefix(1, turn)), talk=talk, after=after, n=14)
+    cast.hits += ["one1", "two1", "one2", "two2"]
+
+
+@scenario("conversation.follows-history", ROOMY)
+def edited(cast: Cast) -> None:
+    """Histories truncated, changed in one token, lengthened and reordered between two turns."""
+    edits = {"cut": 30, "swapped": None, "longer": None, "reordered": None}
+    for talk in edits:
+        opening = cast.write(talk, cast.prefix(2, 4), share=0.9)
+        cast.ask(f"{talk}0", opening, talk=talk, n=14)
+        history = list(opening.tokens)
+        other = cast.prefix(1, beside=opening.tokens)
+        if talk == "cut":
+            history = history[:30]
+        elif talk == "swapped":
+            history[5] = other[0]
+        elif talk == "longer":
+            history[7:7] = other[:6]
+        else:
+            history[2:20] = history[19:1:-1]
+        cast.edit(talk, history, after=f"{talk}0")
+        cast.ask(f"{talk}1", cast.write(f"{talk}1"), talk=talk, n=8)
+
+
+@scenario("transfer.whole", TIGHT)
+def fetched(cast: Cast) -> None:
+    """Prefixes pushed out and asked for again: one request goes while its prefix is on its way, others follow."""
+    prefix, other = cast.prefix(4), cast.prefix(4)
+    before = cast.ask("A", prefix, n=4)
+    before = cast.ask("B", other, after=before, n=4)
+    for i in range(3):
+        before = cast.ask(f"filler{i}", cast.prefix(6, i), after=before, n=8)
+    cast.ask("goes", cast.write("goes", prefix, share=0.9), after=before)
+    cast.step()
+    cast.cancel("goes")
+    cast.ask("takes", cast.prefix(6), n=20)
+    cast.ask("A-later", cast.write("A-later", prefix, share=0.9), after="takes", n=50)
+    cast.ask("B-later", cast.write("B-later", other, share=0.9), after="A-later", n=50)
+    cast.ask("B-longer", cast.write("B-longer", other, share=0.5), n=20)
+
+
+@scenario("accounting.returns-all", TIGHT)
+def churn(cast: Cast) -> None:
+    """Many that come, are withdrawn and end; at the end one that needs almost the whole pool."""
+    prefix, before = cast.prefix(2), None
+    for i in range(6):
+        cast.ask(f"goes{i}", prefix, after=before)
+        cast.step(i)
+        cast.cancel(f"goes{i}")
+        before = cast.ask(f"A{i}", cast.write(f"A{i}", prefix, share=0.9), n=6)
+    cast.ask("large", cast.prefix(8), after=before, n=60)
+
+
+def _misleading(cast: Cast, name: str, right: int) -> Prompt:
+    """A prompt with pieces of its own answer in it, right for so many tokens and wrong behind."""
+    prompt = cast.write(name, cast.prefix(2), share=0.99)
+    *words, ask, start = prompt.tokens
+    answer = [word + alphabet.WORDS for word in words[1:]]
+    pieces: list[int] = []
+    for first in range(3, BLOCK, 5):
+        pieces += [*answer[first : first + 2 + right], answer[first + 9 - right]]
+    tokens = (*words, *pieces, ask, start)
+    return Prompt(name, prompt.group, tokens, prompt.prefix_tokens, prompt.words, prompt.secret)

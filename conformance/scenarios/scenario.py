@@ -1,0 +1,66 @@
+"""A scenario: a schedule with the prompts it is made of, the engine it needs and what must happen for it to count."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvfence.adapters.schedule import Schedule
+from kvfence.prompts.edges import Edge
+from kvfence.prompts.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How an engine is opened for a scenario. Sizes are tokens; None leaves the choice to the engine."""
+
+    sharing: bool = True
+    concurrency: int = 8
+    pool: int | None = None
+    chunk: int | None = None
+
+
+ROOMY = Setup()
+PRIVATE = Setup(sharing=False)
+CHUNKED = Setup(chunk=32)
+TIGHT = Setup(pool=208, chunk=48, concurrency=4)
+TIGHT_PRIVATE = Setup(sharing=False, pool=208, chunk=48, concurrency=4)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One scenario in one dtype. Its id is the same in every run."""
+
+    name: str  # family and what happens, such as "cancel.decoding"
+    requirement: str
+    setup: Setup
+    dtype: str
+    layout: str
+    schedule: Schedule
+    prompts: Mapping[str, Prompt]  # as they were sent, by name of the request
+    hits: tuple[str, ...]  # names of requests that must have been served from the cache
+    model: Path  # the folder of the model that it is for
+    edge: Edge = Edge("-", None)  # noqa: RUF009 - frozen
+    company: str = "-"
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-{self.dtype}"
+
+    @property
+    def mode(self) -> str:
+        return "shared" if self.setup.sharing else "independent"
+
+    @property
+    def concurrency(self) -> int:
+        return self.setup.concurrency
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence; turns of all conversations count as one."""
+        requests = [operation.request for operation in self.schedule if operation.request]
+        sizes = {request.id: len(request.prompt) + request.max_tokens for request in requests}
+        turns = sum(sizes[request.id] for request in requests if request.conversation)
+        return max(turns, *sizes.values())
+
+    def __hash__(self) -> int:
+        return hash(self.id)

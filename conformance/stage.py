@@ -1,0 +1,108 @@
+"""The stage: a scenario that was played, as answers with all that was seen of them."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from kvfence.adapters.api import Support
+from kvfence.adapters.check import check_observed
+from kvfence.adapters.observation import Attention, Observed
+from kvfence.adapters.player import Played
+from kvfence.adapters.schedule import capabilities
+from kvfence.adapters.wire import EngineInfo
+from kvfence.conformance.control import Control
+from kvfence.conformance.driven import Answer
+from kvfence.conformance.oracles import side
+from kvfence.conformance.oracles.blocks import Breach
+from kvfence.conformance.oracles.canary import Owner
+from kvfence.conformance.oracles.side import Sent, SideEvidence
+from kvfence.conformance.performance import Part, marked, parts
+from kvfence.conformance.scenarios.scenario import Scenario
+from kvfence.prompts.groups import Layout
+from kvfence.reports.outcome import Outcome
+
+
+def unplayable(scenario: Scenario, info: EngineInfo) -> tuple[Outcome, str] | None:
+    """Why a scenario cannot be played on an engine, if it cannot."""
+    wanted = capabilities(scenario.schedule) | ({"sharing"} if scenario.setup.sharing else set())
+    for name in sorted(wanted):
+        known = info.capabilities.get(name)
+        if known is None or known.state is Support.UNKNOWN:
+            return Outcome.NOT_OBSERVABLE, f"whether the engine has {name} is not known"
+        if known.state is Support.UNSUPPORTED:
+            return Outcome.NOT_APPLICABLE, f"the engine has no {name}: {known.reason or 'no reason given'}"
+    return None
+
+
+class Stage:
+    """What was played of one scenario. Raises EngineFaultError if what was observed cannot be of it."""
+
+    def __init__(self, scenario: Scenario, played: Played, layout: Layout, observe: Sequence[str]) -> None:
+        self._scenario, self._played, self._observe = scenario, played, observe
+        self.parts = parts(scenario, played, layout)
+        ended = [part.request for part in self.parts if not part.cut]
+        self.observed = check_observed(ended, played.observed) if observe else Observed()
+
+    @cached_property
+    def tokens(self) -> dict[str, Sequence[object]]:
+        """What K/V of each request depend on, position by position."""
+        return {part.request.id: marked(part) for part in self.parts}
+
+    @cached_property
+    def control(self) -> Control:
+        """What could be shared and, as far as is told, was."""
+        whole = [part for part in self.parts if part.completion and part.completion.cached_tokens is not None]
+        told = [part.completion.cached_tokens or 0 for part in whole if part.completion]
+        prompts = [part.prompt.tokens for part in whole]
+        shareable = [max((side.common(p, q) for q in prompts[:i]), default=0) for i, p in enumerate(prompts)]
+        return Control(sum(shareable), max(shareable, default=0), sum(told) if told else None)
+
+    def answers(self, breaches: Sequence[Breach]) -> tuple[Answer, ...]:
+        """An answer for each request that has emitted something."""
+        found = []
+        for i, part in enumerate(self.parts):
+            if part.completion is None:
+                continue
+            id = part.request.id
+            found.append(
+                Answer(
+                    part.prompt,
+                    part.completion,
+                    self._attention(part),
+                    tuple(breach for breach in breaches if breach.victim == id),
+                    self.observed.kv.get(id),
+                    part.domain,
+                    self._side(part, self.parts[:i]),
+                    part.cut,
+                )
+            )
+        return tuple(found)
+
+    def silent(self, info: EngineInfo) -> str:
+        """Why the silence of all oracles would show nothing, in one line; or nothing."""
+        played, scenario = self._played, self._scenario
+        if played.missed:
+            return played.missed.replace(f"{scenario.id}/", "")
+        for id, reason in played.failed.items():
+            return f"request {id.rpartition('/')[2]} failed: {reason}"
+        cached = {p.prompt.name: p.completion.cached_tokens for p in self.parts if p.completion}
+        missed = [name for name in scenario.hits if cached.get(name) == 0]
+        if missed:
+            return f"the cache was not hit by {', '.join(missed)}, though it could have been"
+        return ""
+
+    def _attention(self, part: Part) -> Attention | None:
+        seen, completion = self.observed.attention.get(part.request.id), part.completion
+        if seen is None or completion is None or part.cut:
+            return None
+        # Of a fork the first steps are its parent's.
+        n = len(completion.tokens)
+        return Attention(seen.rows[-n:], seen.maximum[-n:], seen.entropy[-n:], seen.top[-n:])
+
+    def _side(self, part: Part, before: Sequence[Part]) -> SideEvidence | None:
+        assert part.completion is not None
+        sent = [
+            Sent(Owner(self._scenario.id, other.prompt.name), other.domain, other.tokens)
+            for other in before
+            if other.era == part.era
+        ]
+        return side.examine(part.domain, part.prompt.tokens, part.completion.cached_tokens, sent)
