@@ -73,6 +73,11 @@ def supported(*names: str) -> dict[str, Capability]:
     return {name: Capability(Support.SUPPORTED) for name in names}
 
 
+def unsupported(reason: str, *names: str) -> dict[str, Capability]:
+    """Shorthand for an engine that lacks the named capabilities, all for one reason."""
+    return {name: Capability(Support.UNSUPPORTED, reason) for name in names}
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine is opened. Sizes are upper limits; None leaves the choice to the engine."""

@@ -13,14 +13,17 @@ import torch
 import transformers
 from transformers import DynamicCache, GenerationConfig
 
-from kvfence.adapters.api import Capability, Completion, Engine, EngineConfig, Request, Support, supported
+from kvfence.adapters.api import Capability, Completion, Engine, EngineConfig, Request, Support, supported, unsupported
 from kvfence.adapters.hf_attention import AttentionLog
 from kvfence.adapters.hf_model import PAD, POOL_TOKENS, best, can_share, can_watch, load
 from kvfence.adapters.observation import Observed
 from kvfence.adapters.prefix_pool import Entry, PrefixPool, common, stack
 from kvfence.reference_impl.attention import Call, probabilities, watched
 
-ARGUMENTS = ("attn_implementation",)
+ARGUMENTS = (
+    "attn_implementation",
+    unsupported,
+)
 
 
 class HFEngine(Engine):
@@ -43,11 +46,12 @@ class HFEngine(Engine):
     def capabilities(self) -> Mapping[str, Capability]:
         return {
             **supported("token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen"),
+            **unsupported("a batch runs to its end in one call", "session", "fork", "preempt"),
+            **unsupported("generate has no such thing", "salt", "adapters", "weights", "media", "conversations"),
             "sharing": can_share(self._model.config),
             "attention": self._watchable,
             "events": Capability(Support.UNSUPPORTED, "generate tells nothing of the uses of its cache"),
             "kv": Capability(Support.UNSUPPORTED, "the cache is dropped with its batch"),
-            "session": Capability(Support.UNSUPPORTED, "a batch runs to its end in one call"),
         }
 
     def observe(self) -> Observed:

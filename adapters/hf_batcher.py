@@ -108,6 +108,8 @@ class Batcher:
         assert self.attention is not None
         queries, keys = call.extra["cu_seq_lens_q"].tolist(), call.extra["cu_seq_lens_k"].tolist()
         rows = [(i, future.state.request_id) for i, future in enumerate(self._batch) if future.has_new_token]
+        if not rows:  # all are in the middle of their prompts
+            return
         last = torch.tensor([queries[i + 1] - 1 for i, _ in rows], dtype=torch.long, device=call.query.device)
         for (i, id), seen in zip(rows, probabilities(call, last)[0].unbind(1), strict=True):
             self.attention.add(id, call.layer, seen[:, keys[i] : keys[i + 1]])

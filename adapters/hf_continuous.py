@@ -19,6 +19,7 @@ from kvfence.adapters.api import (
     Session,
     Support,
     supported,
+    unsupported,
 )
 from kvfence.adapters.hf_batcher import Batcher, Live
 from kvfence.adapters.hf_model import PAD, POOL_TOKENS, can_share, can_watch, first_line, load
@@ -130,6 +131,9 @@ class ContinuousSession(Session):
         return EngineFaultError(reason)
 
 
+ABSENT = ("salt", "adapters", "weights", "media", "conversations", "fork", "preempt")
+
+
 class HFContinuousEngine(Engine):
     """transformers' paged continuous batching; a batch holds at most `max_concurrency` requests."""
 
@@ -153,6 +157,7 @@ class HFContinuousEngine(Engine):
             **supported(
                 "token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen", "session"
             ),
+            **unsupported("continuous batching has no such operation", *ABSENT),
             "sharing": self._shares,
             "attention": self._watchable,
             "events": one,

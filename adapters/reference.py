@@ -1,6 +1,7 @@
 """Adapter `reference`: the reference engine, with all that it can do."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -27,7 +28,7 @@ from kvfence.reference_impl.engine import EngineError, ReferenceEngine
 from kvfence.reference_impl.lora import LoraError, read_lora
 from kvfence.reference_impl.paged import UnsupportedModelError
 from kvfence.reference_impl.scheduler import Preemption
-from kvfence.reference_impl.settings import Settings
+from kvfence.reference_impl.settings import PARTS, Parts, Settings
 from kvfence.reference_impl.trace import Event, Kind
 
 BLOCK = 16  # tokens
@@ -134,12 +135,17 @@ def open_engine(model: str, config: EngineConfig) -> ReferenceAdapter:
     preemption (recompute or swap), remote (blocks of the remote store), transfer_steps (that a transfer from it takes),
     buckets (sizes that decoding rows are padded to, such as 4,8) and kernel (1 for Triton's).
     """
+    return ReferenceAdapter(build(model, config), config)
+
+
+def build(model: str, config: EngineConfig, parts: Parts = PARTS, **settings: Any) -> ReferenceEngine:
+    """The engine that an adapter drives; `settings` go before what the configuration says. Raises EngineStartError."""
     loaded = load(ReferenceAdapter.name, model, config, ARGUMENTS)
     size = config.block_size or BLOCK
     chunk = {"token_budget": str(config.chunk_size)} if config.chunk_size else {}
     arguments = {**chunk, **config.engine_args}
     try:
-        settings = Settings(
+        configured = Settings(
             blocks=ceil((config.pool_size or POOL_TOKENS) / size) + 2,
             block_size=size,
             max_concurrency=config.max_concurrency,
@@ -150,7 +156,7 @@ def open_engine(model: str, config: EngineConfig) -> ReferenceAdapter:
             attention="attention" in config.observe,
             **{name: _argument(name, value) for name, value in arguments.items()},
         )
-        return ReferenceAdapter(ReferenceEngine(loaded, settings), config)
+        return ReferenceEngine(loaded, replace(configured, **settings), parts)
     except (EngineError, UnsupportedModelError) as error:
         raise EngineStartError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""The command line: `kvfence run | report | list | model | ledger`."""
+"""The command line: `kvfence run | report | list | faults | model | ledger`."""
 
 import sys
 from collections.abc import Callable
@@ -113,6 +113,55 @@ def _list_cases(model: str, profile: str) -> None:
     settings = _or_one_line(lambda: Settings(engine="hf", model=model, profile=profile))
     for case in _or_one_line(lambda: Plan(settings).cases):
         click.echo(case.id)
+
+
+@main.group()
+def faults() -> None:
+    """The faults that can be planted in the reference engine, and the suite's score against them."""
+
+
+@faults.command("list")
+def faults_list() -> None:
+    """List the planted faults: name, class and what the engine does wrong."""
+    from kvfence.reference_impl.defects import DEFECTS, LATER
+
+    for defect in DEFECTS.values():
+        click.echo(f"{defect.name:<28} {defect.fault_class:<12} {defect.about}")
+    for fault_class, reason in LATER.items():
+        click.echo(f"{'(later)':<28} {fault_class:<12} {reason}")
+
+
+@faults.command("run")
+@click.argument("names", nargs=-1, metavar="[PATTERN]...")
+@click.option("--model", default="canary", show_default=True, help="Model folder, canary or random.")
+@click.option("--profile", default="scenarios", show_default=True, help="The cases that may see a fault.")
+@click.option("--case", "patterns", multiple=True, metavar="PATTERN", help="Only matching case ids (repeatable).")
+@click.option("--black-box", is_flag=True, help="Judge answers only: no block log, no K/V, no attention.")
+@click.option("--report", "folder", default="kvfence-faults", show_default=True, type=click.Path(path_type=Path))
+@click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
+def faults_run(
+    names: tuple[str, ...],
+    model: str,
+    profile: str,
+    patterns: tuple[str, ...],
+    black_box: bool,
+    folder: Path,
+    in_process: bool,
+) -> None:
+    """Run the suite against planted faults, each until a case sees it; leave faults.md and faults.ndjson.
+
+    Exit code: 0 every fault was exercised and seen and nothing without one, 1 otherwise, 2 bad usage.
+
+    \b
+    Example: kvfence faults run 'key-*' --black-box
+    """
+    from kvfence.conformance.terminal import score
+
+    watch = () if black_box else None
+    settings = _or_one_line(
+        lambda: Settings("reference", model, profile, cases=patterns, watch=watch, in_process=in_process)
+    )
+    sys.exit(_or_one_line(lambda: score(settings, names, folder)))
 
 
 @main.command()

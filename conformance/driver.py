@@ -14,7 +14,7 @@ from kvfence.adapters.api import (
     UnsupportedConfigError,
 )
 from kvfence.adapters.check import check_completions, check_observed
-from kvfence.adapters.host import make_host
+from kvfence.adapters.host import Host, make_host
 from kvfence.adapters.observation import CacheEvent, Observed
 from kvfence.adapters.schedule import Verb
 from kvfence.adapters.wire import EngineInfo
@@ -36,10 +36,12 @@ from kvfence.reports.records import EngineRecord
 class Driver:
     """One engine under test. `opened` is called with a record each time it is opened to drive cases."""
 
-    def __init__(self, settings: Settings, plan: Plan, opened: Callable[[EngineRecord], None]) -> None:
+    def __init__(
+        self, settings: Settings, plan: Plan, opened: Callable[[EngineRecord], None], host: Host | None = None
+    ) -> None:
         self._settings, self._plan, self._opened = settings, plan, opened
         spec, path = registry.spec(settings.engine), str(plan.model.path.resolve())
-        self._host = make_host(spec, path, settings.deadline, settings.in_process)
+        self._host = host or make_host(spec, path, settings.deadline, settings.in_process)
         self._started = False
         self._known: EngineInfo | None = None
         self._ledger = Ledger()
@@ -149,7 +151,7 @@ class Driver:
         # What a schedule that breaks off leaves behind, other weights above all, is not gone on with.
         self._lost = True
         played = check_played(scenario, self._host.play(scenario.schedule), self._plan.model.vocabulary)
-        stage = Stage(scenario, played, self._plan.layout(scenario), self._settings.plan.observe)
+        stage = Stage(scenario, played, self._plan.layout(scenario), self._settings.observe)
         breaches = self._ledger.replay(stage.observed.events, stage.tokens)
         self._lost = any(operation.verb is Verb.WEIGHTS for operation in scenario.schedule)
         answers = stage.answers(breaches)
@@ -202,7 +204,7 @@ class Driver:
                 self._ledger.replay_failed(self._observe([]).events, {r.id: r.prompt for r in requests})
 
     def _observe(self, requests: Sequence[Request]) -> Observed:
-        if not self._settings.plan.observe:
+        if not self._settings.observe:
             return Observed()
         try:
             return check_observed(requests, self._host.observe())

@@ -100,9 +100,11 @@ class Evidence:
 
     @property
     def _logged(self) -> Breach | None:
-        """The breach that names the source: one whose owner is spelled too, else the first that names any."""
+        """The breach that names the source: one whose K/V or words are met too, else the last that names any."""
         named = [breach for breach in self.breaches if breach.source]
-        return next((b for b in named if _owner(b.source) == self._spelled), named[0] if named else None)
+        met = {self.kv.source if self.kv else None, self._spelled}
+        # Of several that wrote to one place the last one's K/V are there.
+        return next((b for b in named if _owner(b.source) in met), named[-1] if named else None)
 
     @property
     def _spelled(self) -> Owner | None:

@@ -9,12 +9,13 @@ what they show makes the thresholds, the other half is held against these.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.observation import KV
 from kvfence.conformance.driven import Answer
 from kvfence.conformance.oracles import kv
@@ -33,6 +34,7 @@ ATTENTION_RUNS = 16  # sequences in equal shapes that are watched
 BUCKETS = (128, 512, 2048, 8192)  # longest position (tokens) of each length bucket
 BATCH_TOKENS = 2_048  # of a padded batch; its logits over a large vocabulary must fit in memory
 DECODED = 4  # tokens computed one by one, as an engine decodes them
+PATIENCE = 3  # runs of the engine that may fail, beside as many as did not
 SOLO_LIMIT = 8.0  # times golden's own noise beyond which an engine's solo runs are not its equal
 
 Errors = Iterator[list[float]]  # margin errors (logits) of consecutive positions, a sequence at a time
@@ -57,6 +59,24 @@ class Clean:
     def watched(self) -> bool:
         """Whether equal shapes need no more watching."""
         return not self.watch or len(self.shapes) >= ATTENTION_RUNS
+
+
+@dataclass
+class Equal:
+    """What golden shows in equal shapes, kept to be asked again."""
+
+    shifts: list[Shifts]  # of attention
+    _made: Errors | None = None
+    _seen: list[list[float]] = field(default_factory=list)
+
+    def errors(self, make: Callable[[], Errors]) -> Errors:
+        """The errors from the first on, as many as are asked for; `make` begins to compute them."""
+        if self._made is None:
+            self._made = make()
+        for i in count():
+            if i == len(self._seen):
+                self._seen.append(next(self._made))
+            yield self._seen[i]
 
 
 def bucket_of(length: int) -> int:
@@ -99,8 +119,16 @@ def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n:
     What these runs show beside is added to `clean`. Without logprobs of other tokens than the emitted one, errors are
     zeros.
     """
+    failures = 0
     for prompt in prompts:
-        answer = solo(prompt, n)
+        try:
+            answer = solo(prompt, n)
+        except EngineFaultError:
+            # An engine that gives up a request now and then has clean runs all the same.
+            failures += 1
+            if failures > clean.runs + PATIENCE:
+                raise
+            continue
         completion = answer.completion
         comparison = Comparison(answer.attention, golden.layers) if clean.watch and answer.attention else None
         logits = golden.logits([*prompt, *completion.tokens[:-1]], keep=n, visit=comparison)

@@ -38,6 +38,7 @@ class Settings:
     device: str = "cpu"
     deadline: float = DEADLINE
     in_process: bool = False
+    watch: tuple[str, ...] | None = None  # of what engines let be observed; None = as the profile has it
 
     def __post_init__(self) -> None:
         try:
@@ -52,6 +53,11 @@ class Settings:
     @property
     def plan(self) -> Profile:
         return PROFILES[self.profile]
+
+    @property
+    def observe(self) -> tuple[str, ...]:
+        """What the engine is asked to let be observed."""
+        return self.plan.observe if self.watch is None else self.watch
 
     def selects(self, case: Subject) -> bool:
         """Whether a case is asked for."""
@@ -69,7 +75,7 @@ class Settings:
             block_size=BLOCK if asked else None,
             pool_size=setup.pool or pool_size,
             chunk_size=setup.chunk,
-            observe=self.plan.observe,
+            observe=self.observe,
             seed=self.seed,
             engine_args=self.engine_args,
         )

@@ -42,7 +42,7 @@ class Suite:
         self.outcomes: list[Outcome] = []
         self._writer.write(self._header())
         self._driver = Driver(settings, plan, self._writer.write)
-        self._yardstick = Yardstick(settings, plan, self._writer)
+        self._yardstick = Yardstick(settings, plan, self._writer.write)
         self._trial = Trial(settings, plan, self._yardstick)
 
     def __enter__(self) -> Self:

@@ -1,19 +1,22 @@
 """A run as seen in a terminal: progress while it goes, a summary that fits a screen when it ends."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from kvfence.conformance.plan import Plan
-from kvfence.conformance.settings import Settings
+from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite, new_run
 from kvfence.reports import groups, html, junit
 from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import CaseRecord, read
+from kvfence.reports.score import FaultRecord, markdown, summary, write_line
 from kvfence.reports.text import shown
 
 STYLES = {Outcome.CONFORMS: "green", Outcome.VIOLATES: "bold red"}
@@ -39,6 +42,37 @@ def follow(settings: Settings) -> int:
                 write_reports(settings.report, suite.run)
     _summarise(records, settings, code)
     return code
+
+
+def score(settings: Settings, names: Sequence[str], folder: Path) -> int:
+    """Score planted faults, a line for each as it comes, and leave the table; returns the exit code.
+
+    Raises UsageError for names of none, and for a folder that cannot be written.
+    """
+    from kvfence.conformance.faults import against
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "faults.ndjson").write_text("", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; name another with --report") from error
+    records: list[FaultRecord] = []
+    try:
+        for record in against(settings, names):
+            records.append(record)
+            write_line(record, folder / "faults.ndjson")
+            seen = f"{', '.join(record.oracles)} in {record.case}" if record.detected else "not seen"
+            exercised = "" if record.exercised or not record.fault else ", never exercised"
+            name = record.fault or f"no fault, {record.about or 'as it is'}"
+            click.echo(f"{name:<28} {seen}{exercised} ({record.seconds:.1f} s)")
+    finally:
+        write(markdown(records), folder / "faults.md")
+    for line in summary(records):
+        click.echo(line)
+    click.echo(f"table: {folder / 'faults.md'}")
+    return int(
+        any(record.detected != bool(record.fault) or bool(record.fault) > record.exercised for record in records)
+    )
 
 
 def write_reports(folder: Path, run: str | None = None) -> list[Path]:

@@ -79,7 +79,7 @@ class Trial:
     ) -> Ruling:
         assert driven.info is not None
         assert driven.control is not None
-        observe = self.settings.plan.observe
+        observe = self.settings.observe
         ties = sum(len(e.golden.ties) for e in evidence)
         unseen = scale.fault or driven.reason or not_shown(driven, observe)
         hard = {oracle for found in findings for oracle in found.oracles} - {"golden", "attention"}

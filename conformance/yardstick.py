@@ -1,6 +1,6 @@
 """The yardstick of a run: golden in the dtype at hand, and the noise its margins are judged by."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -16,7 +16,7 @@ from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
 from kvfence.reference_impl.attention import watchable
 from kvfence.reference_impl.golden import Golden, GoldenError
-from kvfence.reports.records import NoiseRecord, Writer
+from kvfence.reports.records import NoiseRecord
 
 SOLO_TOKENS = 32  # of one solo run
 SHORT = 12  # tokens of a short prompt
@@ -38,12 +38,14 @@ class Calibration:
 class Yardstick:
     """Golden, one dtype at a time, and calibrations, each made when first needed."""
 
-    def __init__(self, settings: Settings, plan: Plan, writer: Writer) -> None:
-        self._settings, self._plan, self._writer = settings, plan, writer
+    def __init__(self, settings: Settings, plan: Plan, note: Callable[[NoiseRecord], None]) -> None:
+        self._settings, self._plan, self._note = settings, plan, note
         self._exact = plan.model.kind == "canary"
         self._calibrated: dict[tuple[str, int], NoiseRecord] = {}
         self._thresholds: dict[tuple[str, int], Thresholds] = {}
         self._kv: dict[tuple[str, int], KVTolerance | None] = {}
+        # What golden shows in equal shapes has nothing to do with the engine.
+        self._equal: dict[tuple[str, int, bool], noise.Equal] = {}
         self._comparable: dict[tuple[str, int], bool] = {}
         self._loader = ThreadPoolExecutor(1)
         # Begun at once: the engine's process is starting meanwhile, and both take their time to import.
@@ -58,6 +60,11 @@ class Yardstick:
             return self._golden.result()
         except GoldenError as error:
             raise UsageError(str(error)) from error
+
+    def forget(self) -> None:
+        """Measure anew: another engine is judged."""
+        for measured in (self._calibrated, self._thresholds, self._kv, self._comparable):
+            measured.clear()
 
     def close(self) -> None:
         """Wait for a golden that is still being loaded: nothing may go on behind a run that has ended."""
@@ -76,7 +83,7 @@ class Yardstick:
             return False
         record = self._calibrate(case, info, solo)
         self._calibrated[self._key(case)] = record
-        self._writer.write(record)
+        self._note(record)
         return True
 
     def calibration(self, case: Subject) -> Calibration:
@@ -110,11 +117,15 @@ class Yardstick:
         dtype, bucket = key = self._key(case)
         longest = max(self._plan.length(other) for other in self._plan.cases if self._key(other) == key)
         shorter = max((b for b in noise.BUCKETS if b < bucket), default=0)
-        asked = "attention" in self._settings.plan.observe and info.can("attention")
+        asked = "attention" in self._settings.observe and info.can("attention")
         blind = watchable(golden.model) if asked else None
-        clean = noise.Clean(watch=asked and not blind)
-        self._comparable[key] = clean.watch
-        shapes = noise.equal_shapes(golden, self._samples(longest), min(shorter, longest // 2), clean)
+        watch = asked and not blind
+        equal = self._equal.setdefault((*key, watch), noise.Equal([]))
+        clean = noise.Clean(watch=watch, shapes=equal.shifts)
+        self._comparable[key] = watch
+        shapes = equal.errors(
+            lambda: noise.equal_shapes(golden, self._samples(longest), min(shorter, longest // 2), clean)
+        )
         room = min(longest, case.setup.pool or longest) if isinstance(case, Scenario) else longest
         longest_prompt = max(1, room - SOLO_TOKENS)
         # Scenarios have short prompts too, whose attention is another.
@@ -133,7 +144,8 @@ class Yardstick:
         if clean.watch:
             # Margins may have needed fewer of either.
             noise.watch_on(clean, shapes, runs, positions // SOLO_TOKENS)
-            self._thresholds[key], figures = noise.attention_noise(clean, golden.rounding)
+            step = golden.attention_rounding(next(self._samples(longest)))
+            self._thresholds[key], figures = noise.attention_noise(clean, step)
             record = replace(record, **figures)
         self._kv[key] = noise.kv_tolerance(clean, golden.rounding)
         reason = f"golden cannot show it: {blind}" if blind else record.attention_reason

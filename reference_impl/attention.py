@@ -73,13 +73,19 @@ def watchable(model: Any) -> str | None:
     return None
 
 
-def probabilities(call: Call, queries: slice | Tensor) -> Tensor:
-    """Attention probabilities [B, heads, queries, K], float32, of some of a call's queries, over all its keys."""
+def scores_of(call: Call, queries: slice | Tensor) -> Tensor:
+    """Scores [B, heads, queries, K], nats, float32, of some of a call's queries with all its keys, before any mask."""
     batch, kv_heads, keys, width = call.key.shape
     query = call.query[:, :, queries]
     grouped = query.reshape(batch, kv_heads, -1, query.shape[2], width)
     scores = torch.matmul(grouped, call.key[:, :, None].transpose(-1, -2)).float() * call.scaling
-    scores = scores.reshape(batch, -1, query.shape[2], keys)
+    return scores.reshape(batch, -1, query.shape[2], keys)
+
+
+def probabilities(call: Call, queries: slice | Tensor) -> Tensor:
+    """Attention probabilities [B, heads, queries, K], float32, of some of a call's queries, over all its keys."""
+    scores = scores_of(call, queries)
+    keys = scores.shape[-1]
     if call.mask is None:
         total = call.query.shape[2]
         at = torch.arange(total, device=scores.device)[queries] + keys - total

@@ -67,6 +67,7 @@ class ReferenceEngine:
         )
         self.epoch = 0
         self.conversations: dict[str, Conversation] = {}
+        self._conversation = parts.conversation
         self.ending: Callable[[Sequence], None] | None = None  # is shown each sequence while it still has its blocks
         self._done: list[Sequence] = []
         self._names = itertools.count()
@@ -255,7 +256,7 @@ class ReferenceEngine:
         self.scheduler.add(sequence)
 
     def _turn(self, conversation: str, salt: str | None) -> Conversation:
-        talk = self.conversations.setdefault(conversation, Conversation(conversation, salt))
+        talk = self.conversations.setdefault(conversation, self._conversation(conversation, salt))
         if talk.salt != salt:
             raise EngineError(f"conversation {conversation} is another tenant's")
         if talk.turn is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvfence.reference_impl.attention import Call, probabilities, watched
+from kvfence.reference_impl.attention import Call, probabilities, scores_of, watched
 from kvfence.reference_impl.media import embed
 from kvfence.reference_impl.shapes import cached_greedy, kept_kv
 
@@ -127,6 +127,18 @@ class Golden:
     def rounding(self) -> float:
         """The step to which a number near 1 can be told in the model's dtype."""
         return float(torch.finfo(self.model.dtype).eps)
+
+    @torch.inference_mode()
+    def attention_rounding(self, tokens: Sequence[int]) -> float:
+        """The step to which a probability of attention over `tokens` can be told in the model's dtype.
+
+        A score of s nats is rounded by s times the step near 1, and moves a probability by at most as much.
+        """
+        sizes = [1.0]
+        ids = torch.tensor([tokens], dtype=torch.long, device=self.model.device)
+        with watched(self.model, lambda call: sizes.append(float(scores_of(call, slice(None)).abs().max()))):
+            self.model(input_ids=ids, use_cache=False)
+        return max(sizes) * self.rounding
 
     def resolution(self, tokens: Sequence[int]) -> float:
         """The step, in logits, to which the largest logit over `tokens` can be told in the model's dtype."""

@@ -40,7 +40,7 @@ class PrefixTree:
         blocks: list[int] = []
         while node is not None:
             edge = tuple(tokens[len(blocks) * size : (len(blocks) + 1) * size])
-            child, common = _nearest(node, edge)
+            child, common = self._nearest(node, edge)
             if child is None:
                 break
             blocks.append(child.block)
@@ -58,7 +58,7 @@ class PrefixTree:
         added, size = [], self.block_size
         for start in range(0, len(tokens), size):
             edge = tuple(tokens[start : start + size])
-            child, common = _nearest(node, edge)
+            child, common = self._nearest(node, edge)
             if child is None or common < len(edge):
                 if (block := blocks[start // size]) == SCRATCH:
                     break
@@ -77,7 +77,7 @@ class PrefixTree:
         assert node.parent is not None
         at = bisect_left(node.parent.edges, node.tokens)
         del node.parent.edges[at], node.parent.children[at]
-        removed = [below.block for below in _subtree(node)]
+        removed = [below.block for below in subtree(node)]
         for gone in removed:
             del self._nodes[gone]
         return removed
@@ -99,15 +99,14 @@ class PrefixTree:
                 yield namespace, tokens, node.block
                 stack += [(child, tokens) for child in node.children]
 
-
-def _nearest(node: Node, edge: Tokens) -> tuple[Node | None, int]:
-    """The child that has most leading tokens in common with `edge`, at least one, and how many."""
-    best, most = None, 0
-    at = bisect_left(node.edges, edge)
-    for i in (at, at - 1):
-        if 0 <= i < len(node.edges) and (common := common_prefix(node.edges[i], edge)) > most:
-            best, most = node.children[i], common
-    return best, most
+    def _nearest(self, node: Node, edge: Tokens) -> tuple[Node | None, int]:
+        """The child that has most leading tokens in common with `edge`, at least one, and how many."""
+        best, most = None, 0
+        at = bisect_left(node.edges, edge)
+        for i in (at, at - 1):
+            if 0 <= i < len(node.edges) and (common := common_prefix(node.edges[i], edge)) > most:
+                best, most = node.children[i], common
+        return best, most
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -116,7 +115,8 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i in range(n) if a[i] != b[i]), n)
 
 
-def _subtree(node: Node) -> Iterator[Node]:
+def subtree(node: Node) -> Iterator[Node]:
+    """A node and all below it."""
     stack = [node]
     while stack:
         node = stack.pop()

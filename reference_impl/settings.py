@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.clock import Clock
+from kvfence.reference_impl.conversation import Conversation
 from kvfence.reference_impl.pool import BlockPool
 from kvfence.reference_impl.radix import PrefixTree
 from kvfence.reference_impl.remote import RemoteStore
@@ -70,6 +71,7 @@ class Parts:
     runner: type[Runner] = Runner
     worker: type[Worker] = Worker
     steps: type[Steps] = Steps
+    conversation: type[Conversation] = Conversation
 
 
 DEFAULT, PARTS = Settings(), Parts()

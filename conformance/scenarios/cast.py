@@ -81,8 +81,12 @@ class Cast:
         self._note(Operation(Verb.CANCEL, self._name(name)), None, at)
 
     def fork(self, name: str, firsts: int, at: tuple[str, int]) -> None:
-        """Fork a request into so many, each of which goes on from another of its prompt's words."""
-        words = self.prompts[name].tokens[1 : 1 + 3 * firsts : 3]
+        """Fork a request into so many, each of which goes on from another of the words that it has not come to yet.
+
+        So no word is ever emitted twice in a round, and what follows each stays unambiguous.
+        """
+        begun = at[1] + 2  # BOS, and the word that is due
+        words = self.prompts[name].tokens[begun : begun + firsts]
         forced = tuple(word + alphabet.WORDS for word in words)
         self._note(Operation(Verb.FORK, self._name(name), None, None, forced), None, at)
 

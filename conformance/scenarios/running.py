@@ -8,18 +8,19 @@ from kvfence.prompts.prompt import Prompt
 
 @scenario("fork.private-tail", PRIVATE)
 def in_a_block(cast: Cast) -> None:
-    """A request forked within a block, and again when its children are under way; all go on."""
-    cast.ask("A", cast.prefix(1, 5), n=30)
-    cast.fork("A", 3, at=("A", 4))
-    cast.fork("A", 1, at=("A", 11))
+    """A request forked within its first block, and one within a later block; all go on, and read what they wrote."""
+    cast.ask("A", cast.write("A"), n=14)
+    cast.ask("B", cast.prefix(1), n=44)
+    cast.fork("A", 2, at=("A", 3))
+    cast.fork("B", 3, at=("B", 9))
 
 
 @scenario("fork.private-tail", ROOMY)
 def at_the_edge(cast: Cast) -> None:
     """Forked where a block is full, one token before and one behind; a stranger runs beside."""
     for more in (-1, 0, 1):
-        # 11 tokens stand behind the prefix, and 5 have been emitted: 16 in all.
-        cast.ask(f"A{more}", cast.prefix(2, more), n=24)
+        # 11 tokens stand beside a prefix of 16, and 5 have been emitted: 32 in all.
+        cast.ask(f"A{more}", cast.prefix(1, 1 + more), n=44)
     cast.ask("stranger", cast.prefix(2), n=40)
     for more in (-1, 0, 1):
         cast.fork(f"A{more}", 2, at=(f"A{more}", 5))
@@ -28,7 +29,7 @@ def at_the_edge(cast: Cast) -> None:
 @scenario("fork.private-tail", ROOMY)
 def parent_withdrawn(cast: Cast) -> None:
     """The parent is withdrawn when it has been forked; others take what it lets go of."""
-    cast.ask("A", cast.prefix(2, 3), n=40)
+    cast.ask("A", cast.prefix(1), n=44)
     cast.fork("A", 2, at=("A", 6))
     cast.step()
     cast.cancel("A")

@@ -1,0 +1,186 @@
+"""Faults planted in the reference engine, and the suite run against each of them until it sees it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from kvfence.adapters.api import EngineConfig, EngineStartError
+from kvfence.adapters.host import Host, make_host
+from kvfence.adapters.reference import ReferenceAdapter, build
+from kvfence.adapters.wire import EngineInfo
+from kvfence.conformance.driver import Driver
+from kvfence.conformance.judge import Ruling
+from kvfence.conformance.plan import Plan
+from kvfence.conformance.settings import Settings, UsageError
+from kvfence.conformance.subject import Subject
+from kvfence.conformance.trial import Trial
+from kvfence.conformance.yardstick import Yardstick
+from kvfence.reference_impl.defects import DEFECTS, Defect, Sentinel
+from kvfence.reference_impl.settings import PARTS
+from kvfence.reports.finding import Finding
+from kvfence.reports.outcome import Outcome
+from kvfence.reports.score import FaultRecord
+
+SPEC = "kvfence.conformance.faults:open_faulty"
+ARGUMENT, WITHOUT = "defect", "without"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What really happened in a faulty engine, which no oracle is shown."""
+
+    exercised: int  # times the faulty line made a difference
+    met: frozenset[tuple[str, str]]  # requests, and those whose K/V they met, by the owner tags
+
+
+class FaultyAdapter(ReferenceAdapter):
+    """The reference engine with a fault planted."""
+
+    name = "reference with a fault"
+
+    def __init__(self, ran: Sentinel, *engine: Any) -> None:
+        super().__init__(*engine)
+        self._ran = ran
+        self._met: set[tuple[str, str]] = set()
+
+    def truth(self) -> Truth:
+        """What has happened up to now."""
+        if self.engine.tags:
+            pairs = [breach.requests for breach in self.engine.audit() if len(breach.requests) == 2]
+            self._met |= {(victim, source) for victim, source in pairs if victim != source}
+        return Truth(self._ran.count, frozenset(self._met))
+
+
+def open_faulty(model: str, config: EngineConfig) -> FaultyAdapter:
+    """Open the reference engine with the fault that the engine argument "defect" names.
+
+    With "without" in its place the engine is right, and set up as that fault needs it.
+    """
+    arguments = dict(config.engine_args)
+    planted, spared = arguments.pop(ARGUMENT, None), arguments.pop(WITHOUT, None)
+    name = planted or spared
+    if name is not None and name not in DEFECTS:
+        raise EngineStartError(f"there is no planted fault {name}; `kvfence faults list` shows them")
+    ran, config = Sentinel(), replace(config, engine_args=arguments)
+    needs = DEFECTS[name].needs if name else {}
+    parts = DEFECTS[planted].build(ran) if planted else PARTS
+    return FaultyAdapter(ran, build(model, config, parts, **{"tags": True, **needs}), config)
+
+
+class Bench:
+    """One plan against one fault after another, in one process for all of them."""
+
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self._settings, self._plan = settings, plan
+        self._host: Host = make_host(SPEC, str(plan.model.path.resolve()), settings.deadline, settings.in_process)
+        self._yardstick = Yardstick(settings, plan, lambda record: None)
+
+    def close(self) -> None:
+        """End the engine's process."""
+        self._host.close()
+        self._yardstick.close()
+
+    def score(self, defect: Defect | None, needed: Defect | None = None) -> FaultRecord:
+        """Run the cases of the plan against one fault until one of them sees it.
+
+        Without one, against an engine that is right, set up as the fault `needed` needs it.
+        """
+        arguments = {ARGUMENT: defect.name} if defect else {WITHOUT: needed.name} if needed else {}
+        settings = replace(self._settings, engine=SPEC, engine_args=arguments)
+        driver = Driver(settings, self._plan, lambda record: None, self._host)
+        self._yardstick.forget()
+        trial = Trial(settings, self._plan, self._yardstick)
+        begun, cases, tokens, exercised, failed = time.monotonic(), 0, 0, False, ""
+        for case in self._plan.cases:
+            cases += 1
+            judged = trial.judge(driver.drive(case, self._preparing(driver, case)))
+            tokens += sum(len(answer.completion.tokens) for answer in judged.driven.answers)
+            ruling, truth = judged.ruling, self._truth()
+            exercised = exercised or truth.exercised > 0
+            if ruling.outcome is Outcome.SUITE_ERROR:
+                failed = failed or ruling.reason
+            if ruling.outcome is Outcome.VIOLATES:
+                break
+        return _record(defect, needed, exercised, case, ruling, truth, cases, tokens, time.monotonic() - begun, failed)
+
+    def _preparing(self, driver: Driver, case: Subject) -> Callable[[EngineInfo], bool]:
+        return lambda info: self._yardstick.prepare(case, info, driver.solo)
+
+    def _truth(self) -> Truth:
+        if self._host.info is None:  # it did not open, or died
+            return Truth(0, frozenset())
+        truth = self._host.call("truth")
+        assert isinstance(truth, Truth)
+        return truth
+
+
+def _record(
+    defect: Defect | None,
+    needed: Defect | None,
+    exercised: bool,
+    case: Subject,
+    ruling: Ruling,
+    truth: Truth,
+    cases: int,
+    tokens: int,
+    seconds: float,
+    failed: str,
+) -> FaultRecord:
+    detected = ruling.outcome is Outcome.VIOLATES
+    oracles = {oracle: None for finding in ruling.findings for oracle in finding.oracles}
+    return FaultRecord(
+        fault=defect.name if defect else "",
+        fault_class=defect.fault_class if defect else "",
+        report=defect.report if defect else "",
+        about=defect.about if defect else _settings(needed),
+        subtle=defect.subtle if defect else "",
+        exercised=exercised,
+        detected=detected,
+        oracles=tuple(oracles),
+        case=case.id if detected else "",
+        requirement=case.requirement if detected else "",
+        summary=ruling.reason if detected else "",
+        source_right=_right(case.id, ruling.findings, truth) if detected else None,
+        cases=cases,
+        tokens=tokens,
+        seconds=seconds,
+        failed=failed,
+    )
+
+
+def _settings(needed: Defect | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in needed.needs.items()) if needed else ""
+
+
+def _right(case: str, findings: Sequence[Finding], truth: Truth) -> bool | None:
+    """Whether the sources named are those whose K/V were met; None where nobody's were."""
+    verdicts = []
+    for finding in findings:
+        sources = {source for victim, source in truth.met if victim == f"{case}/{finding.victim}"}
+        if sources and finding.source:
+            verdicts.append(f"{finding.source_case}/{finding.source}" in sources)
+        elif sources:
+            verdicts.append(False)
+    # One victim whose source is named is what a reader goes by; a wrong name spoils it.
+    return None if not verdicts else verdicts[0]
+
+
+def against(settings: Settings, names: Sequence[str]) -> Iterator[FaultRecord]:
+    """Score the planted faults of these names, after the engine without one. Raises UsageError for an unknown name."""
+    patterns = names or ("*",)
+    chosen = [defect for name, defect in DEFECTS.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if not chosen:
+        raise UsageError(f"no planted fault matches {', '.join(names)}; `kvfence faults list` shows them")
+    plan = Plan(settings)
+    bench = Bench(settings, plan)
+    try:
+        chosen = [defect for defect in chosen if defect.window == bool(plan.model.window)]
+        setups = {_settings(defect): defect for defect in chosen}
+        for needed in {"": None, **setups}.values():
+            yield bench.score(None, needed)
+        for defect in chosen:
+            yield bench.score(defect)
+    finally:
+        bench.close()

@@ -1,0 +1,121 @@
+"""The score against planted faults: seen, by whom, from whom, and nothing where there is none."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from kvfence.adapters.api import EngineConfig, EngineStartError
+from kvfence.conformance.cli import main
+from kvfence.conformance.faults import Bench, open_faulty
+from kvfence.conformance.plan import Plan
+from kvfence.conformance.settings import Settings
+from kvfence.reference_impl.defects import DEFECTS
+from kvfence.reports.score import FaultRecord, markdown, read_lines, summary
+
+
+def score(name, *cases, watch=("events", "kv")):
+    patterns = tuple(f"{case}-*" for case in cases)
+    settings = Settings("reference", "canary", "scenarios", cases=patterns, watch=watch, in_process=True)
+    bench = Bench(settings, Plan(settings))
+    try:
+        return bench.score(DEFECTS[name] if name else None)
+    finally:
+        bench.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "oracles"),
+    [
+        ("cow.forgotten", "fork.in-a-block", {"blocks", "kv"}),
+        ("key-salt.ignored", "key.salts", {"side"}),
+        ("key-salt.untagged", "key.adapters", {"golden", "kv", "side"}),
+        ("refcount.two-writers", "batch.strangers", {"golden", "canary", "blocks", "kv"}),
+    ],
+)
+def test_a_fault_is_seen_and_nothing_without_it(name, case, oracles):
+    record = score(name, case)
+    assert record.exercised
+    assert record.detected
+    assert oracles <= set(record.oracles)
+    assert record.case == f"{case}-float32"
+    clean = score(None, case)
+    assert (clean.detected, clean.exercised, clean.failed) == (False, False, "")
+
+
+def test_answers_alone_show_who_leaked():
+    """What a black box shows: tokens, logprobs, hit counts."""
+    record = score("refcount.two-writers", "batch.strangers", watch=())
+    assert set(record.oracles) == {"golden", "canary"}
+    assert record.source_right is True
+
+
+def test_a_fault_that_no_case_exercises_is_told_apart_from_one_that_survives():
+    record = score("cow.forgotten", "batch.strangers")
+    assert (record.exercised, record.detected) == (False, False)
+
+
+def test_an_unknown_fault_is_none():
+    with pytest.raises(EngineStartError, match="there is no planted fault nope; `kvfence faults list` shows them"):
+        open_faulty("canary", EngineConfig(engine_args={"defect": "nope"}))
+
+
+def test_the_list_names_every_fault_and_what_comes_later():
+    lines = CliRunner().invoke(main, ["faults", "list"]).output.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith("(later)")] == list(DEFECTS)
+    assert any(line.startswith("(later)") and "REC-STATE" in line for line in lines)
+
+
+def test_the_command_line_leaves_a_table_and_lines(tmp_path):
+    arguments = ["faults", "run", "key-salt.[is]*", "--case", "key.salts*", "--report", str(tmp_path)]
+    arguments += ["--black-box", "--in-process"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    records = read_lines((tmp_path / "faults.ndjson").read_text(encoding="utf-8").splitlines())
+    assert [record.fault for record in records] == ["", "", "key-salt.ignored", "key-salt.store"]
+    assert [record.about for record in records[:2]] == ["", "remote 64"]
+    assert (tmp_path / "faults.md").read_text(encoding="utf-8") == markdown(records)
+    assert "2 faults, 2 exercised, 2 detected" in result.output
+    assert "without a fault, in 2 setups: 0 false alarms in 6 cases" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nope"], "kvfence: no planted fault matches nope; `kvfence faults list` shows them"),
+        (["--model", "nowhere"], "kvfence: no model 'nowhere': give a model folder, or one of canary, random, smollm2"),
+        (["--profile", "none"], "kvfence: no profile 'none'"),
+    ],
+)
+def test_bad_usage_is_a_line(arguments, told, tmp_path):
+    result = CliRunner().invoke(main, ["faults", "run", *arguments, "--report", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(told)
+
+
+def record(**facts):
+    known = {
+        "fault": "a.b", "fault_class": "COW", "report": "o/r#1", "about": "does *it*", "subtle": "", "exercised": True,
+        "detected": True, "oracles": ("golden",), "case": "c", "requirement": "r", "summary": "s",
+        "source_right": True, "cases": 3, "tokens": 100, "seconds": 2.0, "failed": "",
+    }  # fmt: skip
+    return FaultRecord(**{**known, **facts})
+
+
+def test_the_figures_count_what_there_is():
+    missed = record(fault="c.d", detected=False, oracles=(), source_right=None, exercised=False)
+    lines = summary([record(fault="", detected=False), record(), record(fault="e", source_right=False), missed])
+    assert lines == [
+        "3 faults, 2 exercised, 2 detected",
+        "to detection, median: 2.0 s and 100 tokens",
+        "source named right: 1 of 2 that have one",
+        "without a fault, in 1 setups: 0 false alarms in 3 cases",
+    ]
+
+
+def test_the_table_names_what_was_missed_as_text():
+    table = markdown([record(fault="c.d", detected=False, oracles=(), source_right=None, exercised=False)])
+    assert "| `c.d` | COW | o/r#1 | no | not seen |" in table
+    assert table.endswith("Not seen:\n\n- `c.d`: does \\*it\\* (never exercised)\n")
+    (line,) = [json.dumps(vars(record()))]
+    assert read_lines([line, line]) == [record()]

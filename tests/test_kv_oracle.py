@@ -1,0 +1,77 @@
+"""Oracle kv: which cells are off, and whose they are."""
+
+import numpy as np
+import pytest
+
+from kvfence.adapters.api import EngineFaultError
+from kvfence.conformance.oracles.canary import Owner
+from kvfence.conformance.oracles.kv import KVTolerance, examine
+
+LAYERS, HEADS, T, WIDTH = 3, 2, 12, 4
+ME, YOU, HER = (Owner("case", name) for name in ("me", "you", "her"))
+NOISE = 1e-5
+
+
+def drawn(seed):
+    return np.random.default_rng(seed).normal(size=(2, LAYERS, HEADS, T, WIDTH)).astype(np.float32)
+
+
+MINE, YOURS, HERS = drawn(0), drawn(1), drawn(2)
+KNOWN = {ME: MINE, YOU: YOURS, HER: HERS}
+TOLERANCE = KVTolerance.of(np.full((4, 2, LAYERS, HEADS), NOISE, np.float32), np.ones((2, LAYERS, HEADS)), 1e-7)
+
+
+def look(shown, first=0):
+    return examine(shown, MINE, TOLERANCE, KNOWN, ME, first)
+
+
+def test_what_is_its_own_up_to_noise_is_right():
+    assert np.allclose(TOLERANCE.values, 4 * NOISE)
+    noisy = MINE + np.random.default_rng(3).uniform(-3.9, 3.9, MINE.shape).astype(np.float32) * NOISE
+    assert look(noisy) is None
+    assert look(noisy[..., : T - 2, :]) is None  # the last ones were not written
+
+
+def test_a_block_of_another_is_found_and_named():
+    shown = MINE.copy()
+    shown[..., 4:8, :] = YOURS[..., 4:8, :]
+    found = look(shown)
+    assert (found.positions, found.layers, found.heads, found.parts) == ((4, 5, 6, 7), (0, 1, 2), (0, 1), ("K", "V"))
+    assert (found.source, found.source_position, found.whole) == (YOU, 4, True)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(("layer", "head", "at"), [(0, 0, 0), (1, 1, 6), (2, 0, T - 1)])
+def test_one_cell_is_enough(part, layer, head, at):
+    shown = MINE.copy()
+    shown[part, layer, head, at] = HERS[part, layer, head, 3]
+    found = look(shown)
+    assert (found.positions, found.layers, found.heads, found.parts) == ((at,), (layer,), (head,), ("KV"[part],))
+    assert (found.source, found.source_position) == (HER, 3)
+
+
+def test_its_own_at_another_position_is_its_own_fault():
+    shown = MINE.copy()
+    shown[..., 5, :] = MINE[..., 4, :]
+    found = look(shown)
+    assert (found.positions, found.source, found.source_position) == ((5,), ME, 4)
+
+
+def test_junk_is_nobodys_and_nan_is_junk():
+    for junk in (7.0, np.nan):
+        shown = MINE.copy()
+        shown[0, 1, 1, 2, 3] = junk
+        found = look(shown)
+        assert (found.positions, found.source, found.source_position) == ((2,), None, None)
+
+
+def test_positions_before_the_first_one_are_not_looked_at():
+    shown = MINE.copy()
+    shown[..., 1, :] = 0
+    assert look(shown).positions == (1,)
+    assert look(shown, first=2) is None
+
+
+def test_kv_of_another_shape_is_the_engines_fault():
+    with pytest.raises(EngineFaultError, match=r"shows K/V of shape \[2, 3, 1, 12, 4\]; the model's are"):
+        look(MINE[:, :, :1])

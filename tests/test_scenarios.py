@@ -1,0 +1,116 @@
+"""Scenarios: the reference engine conforms in each, on grounds that leave no doubt, and each does what it is for."""
+
+from itertools import pairwise
+
+import pytest
+
+from kvfence.adapters.schedule import Verb, capabilities
+from kvfence.conformance.driver import Driver
+from kvfence.conformance.plan import Plan
+from kvfence.conformance.scenarios import REPERTOIRE
+from kvfence.conformance.settings import Settings
+from kvfence.conformance.trial import Trial
+from kvfence.conformance.yardstick import Yardstick
+from kvfence.prompts import alphabet
+from kvfence.reports.outcome import Outcome
+
+NAMES = REPERTOIRE.names()
+MARGIN = 19.0  # logits from golden's token to the next best one
+
+
+class Rig:
+    """The suite's parts on the reference engine, in this process."""
+
+    def __init__(self, **settings):
+        asked = {"engine": "reference", "model": "canary", "profile": "scenarios", "in_process": True}
+        self.settings = Settings(**{**asked, **settings})
+        self.plan = Plan(self.settings)
+        self.driver = Driver(self.settings, self.plan, lambda record: None)
+        self.yardstick = Yardstick(self.settings, self.plan, lambda record: None)
+        self.trial = Trial(self.settings, self.plan, self.yardstick)
+
+    def case(self, name):
+        return next(case for case in self.plan.cases if case.name == name)
+
+    def judge(self, name):
+        case = self.case(name)
+        return self.trial.judge(
+            self.driver.drive(case, lambda info: self.yardstick.prepare(case, info, self.driver.solo))
+        )
+
+    def close(self):
+        self.driver.close()
+        self.yardstick.close()
+
+
+@pytest.fixture(scope="module")
+def rig():
+    rig = Rig(watch=("events", "kv"))
+    yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_engine_conforms(rig, name):
+    judged = rig.judge(name)
+    assert (judged.ruling.outcome, judged.ruling.ties) == (Outcome.CONFORMS, 0), judged.ruling.reason
+    assert judged.observations
+    golden = rig.yardstick.golden("float32")
+    for one in judged.observations:
+        if one.media:
+            continue
+        n = len(one.completion.tokens)
+        best = golden.logits([*one.prompt.tokens, *one.completion.tokens[:-1]], n).topk(2).values
+        assert float((best[:, 0] - best[:, 1]).min()) > MARGIN, one.prompt.name
+
+
+def test_scenarios_of_one_setup_follow_each_other():
+    plan = Plan(Settings("reference", "canary", "scenarios"))
+    setups = [case.setup for case in plan.cases]
+    changes = sum(a != b for a, b in pairwise(setups))
+    assert changes == len(set(setups)) - 1
+    assert [case.name for case in plan.cases] == NAMES
+    assert all(case.requirement.partition(".")[0] == case.name.partition(".")[0] for case in plan.cases)
+
+
+def test_a_scenario_is_the_same_in_every_run():
+    one, other = (Plan(Settings("reference", "canary", "scenarios")).cases for _ in range(2))
+    for a, b in zip(one, other, strict=True):
+        assert [op.request for op in a.schedule] == [op.request for op in b.schedule]
+    third = Plan(Settings("reference", "canary", "scenarios", seed=1)).cases
+    assert all(a.schedule != c.schedule for a, c in zip(one, third, strict=True))
+
+
+def test_every_operation_and_capability_is_played():
+    plan = Plan(Settings("reference", "canary", "scenarios"))
+    verbs = {operation.verb for case in plan.cases for operation in case.schedule}
+    assert verbs == set(Verb)
+    wanted = set().union(*(capabilities(case.schedule) for case in plan.cases))
+    assert wanted == {
+        "session", "salt", "adapters", "weights", "media", "conversations", "fork", "preempt", "reset_cache",
+    }  # fmt: skip
+
+
+def test_polynomial_twins_are_one_under_base_31(rig):
+    prompts = rig.case("prefix.polynomial-twins").prompts
+    words = [prompts[name].tokens[1 : prompts[name].prefix_tokens] for name in ("A", "B")]
+    hashes = []
+    for tokens in words:
+        value = 0
+        for token in tokens:
+            value = 31 * value + token
+        hashes.append(value)
+    assert hashes[0] == hashes[1]
+    assert sum(a != b for a, b in zip(*words, strict=True)) >= 10
+    assert all(alphabet.FIRST_WORD <= word < alphabet.WORDS for word in words[1])
+
+
+def test_engines_that_lack_what_it_takes_are_told_apart():
+    rig = Rig(engine="hf")
+    try:
+        forked, batched = rig.judge("fork.in-a-block"), rig.judge("batch.strangers")
+    finally:
+        rig.close()
+    assert forked.ruling.outcome is Outcome.NOT_APPLICABLE
+    assert forked.ruling.reason == "the engine has no fork: a batch runs to its end in one call"
+    assert batched.ruling.outcome is Outcome.CONFORMS
