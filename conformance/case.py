@@ -26,6 +26,11 @@ class Case:
         return f"{self.mode}-{self.layout}-{self.edge.name}-{self.company}-c{self.concurrency}-{self.dtype}"
 
     @property
+    def topic(self) -> str:
+        """The pytest topic it belongs to."""
+        return self.mode
+
+    @property
     def requirement(self) -> str:
         return f"modes.{self.mode}"
 
@@ -53,6 +58,7 @@ class Profile:
     observe: tuple[str, ...] = ()  # of what engines let be observed
     serialise: bool = False  # whether a violation under concurrency is tried again one request at a time
     scenarios: tuple[str, ...] = ()  # patterns of the names of scenarios
+    twins: int = 0  # requests of each scenario whose neighbours' secrets are exchanged
     baselines: int = 12  # golden outputs decoded token by token, to be shown or counted against
 
 
@@ -117,6 +123,18 @@ PROFILES = {
             solo_positions=256,
             observe=("attention", "events", "kv"),
             scenarios=("*",),
+        ),
+        Profile(
+            "twins",
+            "every scenario again with the neighbours' secrets exchanged: answers must be the same to the last bit",
+            edges=(),
+            other_edges=(),
+            concurrencies=(),
+            dtypes=("float32",),
+            max_tokens=32,
+            solo_positions=256,
+            scenarios=("*",),
+            twins=3,
         ),
     )
 }

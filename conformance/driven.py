@@ -9,6 +9,7 @@ from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.control import Control
 from kvfence.conformance.oracles.blocks import Breach
 from kvfence.conformance.oracles.side import Domain, SideEvidence
+from kvfence.conformance.oracles.twin import TwinEvidence
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.subject import Subject
 from kvfence.prompts.prompt import Prompt
@@ -27,6 +28,7 @@ class Answer:
     domain: Domain = Domain()  # noqa: RUF009 - frozen
     side: SideEvidence | None = None
     cut: bool = False  # whether it was withdrawn
+    twin: TwinEvidence | None = None
 
 
 @dataclass(frozen=True)

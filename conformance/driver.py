@@ -16,18 +16,21 @@ from kvfence.adapters.api import (
 from kvfence.adapters.check import check_completions, check_observed
 from kvfence.adapters.host import Host, make_host
 from kvfence.adapters.observation import CacheEvent, Observed
-from kvfence.adapters.schedule import Verb
+from kvfence.adapters.player import Played
+from kvfence.adapters.schedule import Schedule, Verb
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.case import Case
 from kvfence.conformance.control import Control
 from kvfence.conformance.driven import Answer, Driven
 from kvfence.conformance.oracles.blocks import Ledger
+from kvfence.conformance.oracles.twin import TwinEvidence
 from kvfence.conformance.performance import check_played
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.stage import Stage, unplayable
 from kvfence.conformance.subject import Subject
+from kvfence.conformance.twins import examine_twins
 from kvfence.prompts.prompt import Prompt
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import EngineRecord
@@ -153,12 +156,24 @@ class Driver:
         played = check_played(scenario, self._host.play(scenario.schedule), self._plan.model.vocabulary)
         stage = Stage(scenario, played, self._plan.layout(scenario), self._settings.observe)
         breaches = self._ledger.replay(stage.observed.events, stage.tokens)
+        twins = self._twins(scenario, played)
         self._lost = any(operation.verb is Verb.WEIGHTS for operation in scenario.schedule)
-        answers = stage.answers(breaches)
+        answers = stage.answers(breaches, twins)
         reason = stage.silent(info)
         return Driven(
             scenario, info, answers, stage.control, stage.observed.events, time.monotonic() - begun, reason=reason
         )
+
+    def _twins(self, scenario: Scenario, played: Played) -> dict[str, TwinEvidence]:
+        """What exchanging secrets shows, where the engine can be made to forget what it has cached."""
+        if self._known is None or not self._known.can("reset_cache"):
+            return {}
+
+        def play(schedule: Schedule) -> Played:
+            self._host.reset_cache()
+            return check_played(scenario, self._host.play(schedule), self._plan.model.vocabulary)
+
+        return examine_twins(scenario, played, self._settings.plan.twins, play)
 
     def _round(
         self, case: Case, prompts: Sequence[Prompt], one_by_one: bool, n: int | None = None

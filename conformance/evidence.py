@@ -27,6 +27,7 @@ class Observation:
     kv: KVEvidence | None = None
     side: SideEvidence | None = None
     media: bool = False  # whether the prompt holds any
+    twin: TwinEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def ask(
         observation.breaches,
         observation.kv,
         observation.side,
+        observation.twin,
     )
 
 

@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     config.addinivalue_line("markers", "requirement(id): the requirement of the kvfence catalogue that a test asserts")
     config.stash[_SESSION] = Session(config)
-    config.addinivalue_line("markers", "mode(name): serial, independent or shared")
+    config.addinivalue_line("markers", "mode(name): serial, independent, shared or scenario")
 
 
 def settings_of(config: pytest.Config) -> Settings:
@@ -173,7 +173,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     config = metafunc.config
     cases = config.stash[_SESSION].plan.cases if config.getoption("--kvfence-engine") else []
-    cases = [case for case in cases if case.mode == mode.args[0]]
+    cases = [case for case in cases if case.topic == mode.args[0]]
     metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
 

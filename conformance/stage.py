@@ -1,6 +1,6 @@
 """The stage: a scenario that was played, as answers with all that was seen of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from kvfence.adapters.api import Support
@@ -15,6 +15,7 @@ from kvfence.conformance.oracles import side
 from kvfence.conformance.oracles.blocks import Breach
 from kvfence.conformance.oracles.canary import Owner
 from kvfence.conformance.oracles.side import Sent, SideEvidence
+from kvfence.conformance.oracles.twin import TwinEvidence
 from kvfence.conformance.performance import Part, marked, parts
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.prompts.groups import Layout
@@ -56,7 +57,7 @@ class Stage:
         shareable = [max((side.common(p, q) for q in prompts[:i]), default=0) for i, p in enumerate(prompts)]
         return Control(sum(shareable), max(shareable, default=0), sum(told) if told else None)
 
-    def answers(self, breaches: Sequence[Breach]) -> tuple[Answer, ...]:
+    def answers(self, breaches: Sequence[Breach], twins: Mapping[str, TwinEvidence]) -> tuple[Answer, ...]:
         """An answer for each request that has emitted something."""
         found = []
         for i, part in enumerate(self.parts):
@@ -73,6 +74,7 @@ class Stage:
                     part.domain,
                     self._side(part, self.parts[:i]),
                     part.cut,
+                    twins.get(id),
                 )
             )
         return tuple(found)

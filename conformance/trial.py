@@ -181,5 +181,13 @@ def _observed(golden: Golden, answer: Answer, scale: Calibration, library: Libra
     verification = golden.verify(answer.prompt.tokens, answer.completion.tokens, comparison, media)
     kv = library.examine(answer, scale.kv) if library and scale.kv and answer.kv else None
     return Observation(
-        answer.prompt, answer.completion, verification, comparison, answer.breaches, kv, answer.side, bool(media)
+        answer.prompt,
+        answer.completion,
+        verification,
+        comparison,
+        answer.breaches,
+        kv,
+        answer.side,
+        bool(media),
+        answer.twin,
     )

@@ -18,9 +18,14 @@ def test_a_bijection_moves_the_private_and_leaves_the_fixed():
     assert sorted(every) == list(range(40))  # one to one
     assert all(every[token] == token for token in fixed)
     assert all(every[token] != token for token in private - fixed)
-    assert mapped(every, exchange) == tuple(range(40))
-    with pytest.raises(ValueError, match="4 tokens are to be exchanged and 1 are free"):
-        bijection({4, 5, 6, 7}, {0, 1, 2, 3}, range(9), random.Random(0))
+
+
+def test_where_few_are_free_the_private_change_places_with_each_other():
+    exchange = bijection({4, 5, 6, 7}, {0, 1, 2, 3}, range(9), random.Random(0))
+    assert sorted(exchange) == sorted(exchange.values()) == [4, 5, 6, 7, 8]
+    assert all(token != other for token, other in exchange.items())
+    with pytest.raises(ValueError, match="token 4 is to be exchanged and no other is free"):
+        bijection({4}, {0, 1, 2, 3}, range(5), random.Random(0))
 
 
 def test_lengths_and_common_prefixes_stay():

@@ -37,16 +37,18 @@ class TwinEvidence:
 def bijection(
     private: Collection[int], fixed: Collection[int], vocabulary: Sequence[int], rng: random.Random
 ) -> dict[int, int]:
-    """A map of the vocabulary that moves `private` tokens and leaves `fixed` ones.
+    """A map of the vocabulary that moves every one of `private`, and leaves the tokens of `fixed`.
 
-    Each private token changes places with one that nobody uses. ValueError if there are not enough of those.
+    They change places in a ring with as many that nobody uses, as far as there are. ValueError if one is left alone.
     """
     moved = sorted(set(private) - set(fixed))
-    free = [token for token in vocabulary if token not in fixed and token not in set(moved)]
-    if len(free) < len(moved):
-        raise ValueError(f"{len(moved)} tokens are to be exchanged and {len(free)} are free")
-    others = rng.sample(free, len(moved))
-    return dict(zip(moved, others, strict=True)) | dict(zip(others, moved, strict=True))
+    known = set(moved)
+    free = [token for token in vocabulary if token not in fixed and token not in known]
+    ring = moved + rng.sample(free, min(len(free), len(moved)))
+    if len(ring) == 1:
+        raise ValueError(f"token {ring[0]} is to be exchanged and no other is free")
+    rng.shuffle(ring)
+    return dict(zip(ring, ring[1:] + ring[:1], strict=True))
 
 
 def mapped(tokens: Sequence[int], exchange: Mapping[int, int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from kvfence.conformance.scenarios.cast import BLOCK, Cast, scenario
 from kvfence.conformance.scenarios.scenario import CHUNKED, ROOMY, TIGHT
 from kvfence.prompts import alphabet
+from kvfence.prompts.groups import Tokens
 
 
 @scenario("prefix.same-tokens", ROOMY)
@@ -48,15 +49,10 @@ def same_block_elsewhere(cast: Cast) -> None:
 
 @scenario("prefix.same-tokens", ROOMY)
 def polynomial_twins(cast: Cast) -> None:
-    """Prefixes that are one under a rolling hash of base 31: a token one higher, the next one 31 lower."""
-    words = list(cast.prefix(2))
-    twin = list(words)
-    for i in range(0, len(words) - 1, 2):
-        twin[i], twin[i + 1] = _twin(words[i], words[i + 1])
-    twin = [new if twin.count(new) == 1 and new not in words else old for new, old in zip(twin, words, strict=True)]
-    kept = [new if _whole_pair(words, twin, i) else words[i] for i, new in enumerate(twin)]
+    """Prefixes that are one under a rolling hash of base 31, block for block: a token one higher, the next 31 lower."""
+    words = cast.prefix(3)
     cast.ask("A", cast.write("A", words, share=0.9))
-    cast.ask("B", cast.write("B", kept, share=0.9), after="A")
+    cast.ask("B", cast.write("B", _twin(words), share=0.9), after="A")
     cast.ask("A-again", cast.write("A-again", words, share=0.9), after="B", hit=True)
 
 
@@ -129,13 +125,15 @@ def long_prompts(cast: Cast) -> None:
     cast.ask("D", cast.write("D", (*prefix, *cast.prefix(4, beside=prefix)), share=0.5), after="C", hit=True)
 
 
-def _twin(a: int, b: int) -> tuple[int, int]:
-    up = (a + 1, b - 31)
-    return up if b - 31 >= alphabet.FIRST_WORD and a + 1 < alphabet.WORDS else (a - 1, b + 31)
-
-
-def _whole_pair(words: list[int], twin: list[int], i: int) -> bool:
-    """Whether both tokens of the pair that i belongs to were changed."""
-    first = i - i % 2
-    pair = slice(first, first + 2)
-    return all(a != b for a, b in zip(words[pair], twin[pair], strict=True)) and first + 1 < len(words) + BLOCK
+def _twin(words: Tokens) -> Tokens:
+    """Words with pairs within a block changed, as many as can be without using one twice."""
+    twin = list(words)
+    # BOS stands before the first word, and no pair may lie across the edge of a block.
+    pairs = (i for i in range(0, len(words) - 1, 2) if (i + 1) // BLOCK == (i + 2) // BLOCK)
+    for i in pairs:
+        for up in (1, -1):
+            new = (twin[i] + up, twin[i + 1] - 31 * up)
+            if all(alphabet.FIRST_WORD <= word < alphabet.WORDS for word in new) and not {*new} & {*words, *twin}:
+                twin[i : i + 2] = new
+                break
+    return tuple(twin)

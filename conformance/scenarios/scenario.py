@@ -47,6 +47,11 @@ class Scenario:
         return f"{self.name}-{self.dtype}"
 
     @property
+    def topic(self) -> str:
+        """The pytest topic it belongs to."""
+        return "scenario"
+
+    @property
     def mode(self) -> str:
         return "shared" if self.setup.sharing else "independent"
 
