@@ -20,10 +20,7 @@ from kvfence.adapters.observation import Observed
 from kvfence.adapters.prefix_pool import Entry, PrefixPool, common, stack
 from kvfence.reference_impl.attention import Call, probabilities, watched
 
-ARGUMENTS = (
-    "attn_implementation",
-    unsupported,
-)
+ARGUMENTS = ("attn_implementation",)
 
 
 class HFEngine(Engine):

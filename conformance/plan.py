@@ -19,7 +19,7 @@ from kvfence.conformance.subject import Subject
 from kvfence.prompts import alphabet, models
 from kvfence.prompts.folder import FolderTokenizer, ModelError
 from kvfence.prompts.groups import Layout
-from kvfence.prompts.mirror import Part, write_adapter, write_weights
+from kvfence.prompts.mirror import MirrorError, Part, write_adapter, write_weights
 from kvfence.prompts.prompt import Prompt
 from kvfence.prompts.text_layout import TextLayout
 from kvfence.prompts.word_layout import WordLayout
@@ -92,7 +92,10 @@ class Plan:
         folder = self._mirrors / f"{part}-{kind}"
         if not folder.exists():
             write = write_adapter if kind == "adapter" else write_weights
-            write(self.model.path.resolve(), part, folder)
+            try:
+                write(self.model.path.resolve(), part, folder)
+            except MirrorError as error:
+                raise UsageError(f"no scenario of adapters or weights can be written: {error}") from error
         return folder
 
     def _write_scenarios(self, dtypes: tuple[str, ...]) -> Iterator[Scenario]:
@@ -100,8 +103,9 @@ class Plan:
         names = [name for name in REPERTOIRE.names() if any(fnmatchcase(name, pattern) for pattern in patterns)]
         if names and layout is None:
             raise UsageError(f"scenarios are written in the canary's words, and {self.model.path} has others")
-        for dtype in dtypes if layout else ():
+        for dtype in dtypes:
             for name in names:
+                assert layout is not None
                 yield REPERTOIRE.make(name, dtype, layout, self.model.path.resolve(), self.mirror)
 
     def write_layouts(self, seed: int) -> dict[str, Layout]:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -67,7 +68,7 @@ def _projections(model: Path, part: Part) -> dict[str, Tensor]:
     """The weights to turn around, by name."""
     try:
         weights = load_file(model / WEIGHTS)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise MirrorError(f"cannot read {model / WEIGHTS}: {error}") from error
     found = {name: w for name, w in weights.items() if name.split(".")[-2] in PROJECTIONS[part]}
     if not found or any(name.rpartition(".")[0] + ".bias" in weights for name in found):

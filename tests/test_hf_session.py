@@ -131,3 +131,11 @@ def test_a_session_that_does_not_come_on_is_ended(canary_folder):
         session.step()
     session.close()
     assert engine.generate(requests()[:1])[0].tokens == alphabet.answer(PROMPTS[0], N)
+
+
+def test_a_pass_in_which_nobody_gets_a_token_is_observed_too(canary_folder):
+    """The first 60 of a prompt's 103 tokens, and nothing beside."""
+    engine = open_engine(canary_folder, observe=OBSERVE, engine_args={"max_batch_tokens": "60"})
+    (completion,) = engine.generate([Request("long", LONG, N)])
+    assert completion.tokens == alphabet.answer(LONG, N)
+    assert len(engine.observe().attention["long"].rows) == N

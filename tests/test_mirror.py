@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tiny_models import tiny
 
 from kvfence.prompts import alphabet
 from kvfence.prompts.mirror import MirrorError, Part, write_adapter, write_weights
@@ -35,5 +36,11 @@ def test_an_adapter_is_the_same_to_the_last_bit(canary_folder, tmp_path, part):
 
 
 def test_a_model_that_has_none(tmp_path):
-    with pytest.raises(MirrorError, match="cannot read"):
-        write_weights(tmp_path, Part.KEYS, tmp_path / "mirror")
+    for content in (None, "junk"):
+        if content:
+            (tmp_path / "model.safetensors").write_text(content)
+        with pytest.raises(MirrorError, match="cannot read"):
+            write_weights(tmp_path, Part.KEYS, tmp_path / "mirror")
+    tiny("gpt2").save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(MirrorError, match="has no projections without bias named v_proj and o_proj"):
+        write_adapter(tmp_path / "gpt2", Part.VALUES, tmp_path / "mirror")

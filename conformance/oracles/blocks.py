@@ -19,7 +19,7 @@ from functools import cache, partial
 
 from kvfence.adapters.observation import Action, CacheEvent
 
-Tokens = Sequence[int]
+Tokens = Sequence[object]  # of a request; with what else K/V depend on, where requests differ in it
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,13 @@
 """Oracle `side`: does a request learn of another isolation domain, though every token is right?
 
 What a request may find in the cache is bounded by what was sent before it in its own domain: the same salt, adapter,
-media and weights. More cached tokens than that tell whose prompt is cached. Where an engine does not count them, time
-to the first token does, if two sets of samples are not of one distribution.
+media and weights. More cached tokens than that tell whose prompt is cached.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvfence.conformance.oracles.canary import Owner
-
-ALPHA = 1e-6
-SAMPLES = 100  # an arm, each on a fresh prefix, the arms interleaved
 
 
 @dataclass(frozen=True)
@@ -55,14 +50,6 @@ def examine(domain: Domain, prompt: Sequence[int], cached: int | None, before: S
     # The closest domain explains most: what differs is what the key has forgotten.
     best = min(others, key=lambda sent: len(_differences(sent.domain, domain)))
     return SideEvidence(cached, possible, best.owner, _differences(best.domain, domain)[0])
-
-
-def slower(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether times (s) of two arms are not of one distribution: two-sided Kolmogorov-Smirnov, at `ALPHA`."""
-    from scipy.stats import ks_2samp
-
-    result: Any = ks_2samp(one, other)
-    return bool(result.pvalue < ALPHA)
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
