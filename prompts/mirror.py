@@ -5,15 +5,16 @@ values and the output projection. Whoever meets K/V that other weights have made
 is the same for all of them.
 """
 
+from __future__ import annotations
+
 import json
 import shutil
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+if TYPE_CHECKING:  # the parts are named where no torch is needed
+    from torch import Tensor
 
 
 class Part(StrEnum):
@@ -36,6 +37,9 @@ def write_adapter(model: Path, part: Part, folder: Path) -> None:
 
     Its rank is that of the whole matrix: B is -2 times the weight, A the identity, so that nothing is rounded.
     """
+    import torch
+    from safetensors.torch import save_file
+
     factors: dict[str, Tensor] = {}
     ranks = set()
     for name, weight in _projections(model, part).items():
@@ -59,6 +63,8 @@ def write_adapter(model: Path, part: Part, folder: Path) -> None:
 
 def write_weights(model: Path, part: Part, folder: Path) -> None:
     """Write the mirror of a model folder as a model folder. Raises MirrorError."""
+    from safetensors.torch import load_file, save_file
+
     mirrored = {name: -weight for name, weight in _projections(model, part).items()}
     shutil.copytree(model, folder, dirs_exist_ok=True)
     save_file(load_file(model / WEIGHTS) | mirrored, folder / WEIGHTS, {"format": "pt"})
@@ -66,6 +72,9 @@ def write_weights(model: Path, part: Part, folder: Path) -> None:
 
 def _projections(model: Path, part: Part) -> dict[str, Tensor]:
     """The weights to turn around, by name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         weights = load_file(model / WEIGHTS)
     except (OSError, SafetensorError) as error:

@@ -7,6 +7,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from kvfence.adapters import hf_continuous
 from kvfence.adapters.api import (
+    CAPABILITIES,
     EngineConfig,
     EngineFaultError,
     EngineStartError,
@@ -111,7 +112,10 @@ def test_a_request_that_failed_and_a_pass_that_broke_off(canary_folder, monkeypa
 
 def test_capabilities(canary_folder):
     capabilities = open_engine(canary_folder).capabilities
-    assert {c.state for c in capabilities.values()} == {Support.SUPPORTED}
+    assert capabilities.keys() == CAPABILITIES.keys()
+    lacking = {name for name, c in capabilities.items() if c.state is not Support.SUPPORTED}
+    assert lacking == {"salt", "adapters", "weights", "media", "conversations", "fork", "preempt"}
+    assert all(capabilities[name].state is Support.UNSUPPORTED and capabilities[name].reason for name in lacking)
     assert open_engine(canary_folder).block_size == 8
     assert hf_continuous.open_engine(str(canary_folder.path), EngineConfig()).block_size == 16
 

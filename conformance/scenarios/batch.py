@@ -52,9 +52,9 @@ def hits_and_misses(cast: Cast) -> None:
     cast.ask("first", prefix)
     cast.ask("hit", prefix, after="first", hit=True)
     cast.ask("miss", cast.prefix(2))
-    cast.ask("hit-too", cast.write("hit-too", prefix, share=0.9), hit=True)
     cast.ask("tiny", cast.write("tiny"))
     cast.ask("long-miss", cast.prefix(4, 5))
+    cast.ask("hit-too", cast.write("hit-too", prefix, share=0.9), hit=True)
 
 
 @scenario("batch.shared", ROOMY)

@@ -154,6 +154,10 @@ class Repertoire:
         setups = list(dict.fromkeys(setup for _, setup, _ in self._known.values()))
         return sorted(self._known, key=lambda name: setups.index(self._known[name][1]))
 
+    def requirement(self, name: str) -> str:
+        """The id of the requirement that a scenario is about."""
+        return self._known[name][0]
+
     def make(self, name: str, dtype: str, layout: Layout, model: Path, mirror: Mirror) -> Scenario:
         """Write a scenario's prompts and its schedule."""
         requirement, setup, direct = self._known[name]

@@ -83,6 +83,15 @@ def adapters_evicted(cast: Cast) -> None:
 
 
 @scenario("key.adapter", ROOMY)
+def adapters_by_turns(cast: Cast) -> None:
+    """A conversation that changes its adapter from turn to turn."""
+    cast.load("a", Part.VALUES)
+    cast.ask("turn1", cast.prefix(2), talk="talk", adapter="a")
+    cast.ask("turn2", cast.write("turn2"), talk="talk", after="turn1", n=8)
+    cast.ask("turn3", cast.write("turn3"), talk="talk", adapter="a", after="turn2", n=8)
+
+
+@scenario("key.adapter", ROOMY)
 def adapters_in_a_batch(cast: Cast) -> None:
     """Requests with two adapters and without, side by side."""
     cast.load("a", Part.KEYS)

@@ -37,6 +37,14 @@ def parent_withdrawn(cast: Cast) -> None:
         cast.ask(f"B{i}", cast.prefix(2, i))
 
 
+@scenario("fork.private-tail", TIGHT)
+def more_than_fit(cast: Cast) -> None:
+    """More children than the batch has places, beside a stranger: they hold blocks while they wait."""
+    cast.ask("A", cast.prefix(1), n=30)
+    cast.ask("stranger", cast.prefix(2), n=30)
+    cast.fork("A", 4, at=("A", 3))
+
+
 @scenario("cancel.keeps-shared", TIGHT)
 def decoding(cast: Cast) -> None:
     """One of two on a prefix is withdrawn; newcomers take its blocks while the other goes on."""
@@ -125,14 +133,14 @@ def turns(cast: Cast) -> None:
 @scenario("conversation.follows-history", ROOMY)
 def edited(cast: Cast) -> None:
     """Histories truncated, changed in one token, lengthened and reordered between two turns."""
-    edits = {"cut": 30, "swapped": None, "longer": None, "reordered": None}
-    for talk in edits:
-        opening = cast.write(talk, cast.prefix(2, 4), share=0.9)
+    for talk in ("cut", "swapped", "longer", "reordered"):
+        opening = cast.write(talk, cast.prefix(1, 4))
         cast.ask(f"{talk}0", opening, talk=talk, n=14)
-        history = list(opening.tokens)
+        # The canary's answer; for another model it is one more edit.
+        history = [*opening.tokens, *alphabet.answer(opening.tokens, 14)]
         other = cast.prefix(1, beside=opening.tokens)
         if talk == "cut":
-            history = history[:30]
+            history = history[:20]
         elif talk == "swapped":
             history[5] = other[0]
         elif talk == "longer":
@@ -151,13 +159,29 @@ def fetched(cast: Cast) -> None:
     before = cast.ask("B", other, after=before, n=4)
     for i in range(3):
         before = cast.ask(f"filler{i}", cast.prefix(6, i), after=before, n=8)
-    cast.ask("goes", cast.write("goes", prefix, share=0.9), after=before)
+    # A step is one forward pass, so that somebody must run while a prefix is on its way.
+    cast.ask("runs", cast.prefix(1), after=before, n=40)
+    cast.step(2)
+    cast.ask("goes", cast.write("goes", prefix, share=0.9))
     cast.step()
     cast.cancel("goes")
-    cast.ask("takes", cast.prefix(6), n=20)
-    cast.ask("A-later", cast.write("A-later", prefix, share=0.9), after="takes", n=50)
+    cast.ask("takes", cast.prefix(5), n=20)
+    cast.ask("A-later", cast.write("A-later", prefix, share=0.9), after="runs", n=50)
     cast.ask("B-later", cast.write("B-later", other, share=0.9), after="A-later", n=50)
     cast.ask("B-longer", cast.write("B-longer", other, share=0.5), n=20)
+
+
+@scenario("transfer.whole", TIGHT)
+def same_block_elsewhere(cast: Cast) -> None:
+    """A prefix that was pushed out; another that has its later blocks behind a first one of its own."""
+    head = cast.prefix(1)
+    other = cast.prefix(1, beside=head)
+    tail = cast.prefix(2, 1, beside=(*head, *other))
+    before = cast.ask("A", cast.write("A", (*head, *tail), share=0.9), n=6)
+    before = cast.ask("B", cast.write("B", other), after=before, n=6)
+    for i in range(3):
+        before = cast.ask(f"filler{i}", cast.prefix(6, i), after=before, n=8)
+    cast.ask("C", cast.write("C", (*other, *tail), share=0.9), after=before, n=50)
 
 
 @scenario("accounting.returns-all", TIGHT)
