@@ -159,9 +159,8 @@ class Driver:
         twins = self._twins(scenario, played)
         self._lost = any(operation.verb is Verb.WEIGHTS for operation in scenario.schedule)
         answers = stage.answers(breaches, twins)
-        reason = stage.silent(info)
         return Driven(
-            scenario, info, answers, stage.control, stage.observed.events, time.monotonic() - begun, reason=reason
+            scenario, info, answers, stage.control, stage.observed.events, time.monotonic() - begun, reason=stage.silent
         )
 
     def _twins(self, scenario: Scenario, played: Played) -> dict[str, TwinEvidence]:

@@ -79,7 +79,8 @@ class Stage:
             )
         return tuple(found)
 
-    def silent(self, info: EngineInfo) -> str:
+    @cached_property
+    def silent(self) -> str:
         """Why the silence of all oracles would show nothing, in one line; or nothing."""
         played, scenario = self._played, self._scenario
         if played.missed:

@@ -92,10 +92,15 @@ def headline(case: dict[str, Any], finding: dict[str, Any]) -> str:
 def _deed(case: dict[str, Any], finding: dict[str, Any]) -> str:
     """What the victim did, in the strongest terms that the oracles allow."""
     seen = set(finding["oracles"])
-    if seen == {"blocks"}:
-        return "met K/V in the cache that were not its own"
-    if seen and seen <= {"attention", "blocks"}:
-        return f"attended otherwise than golden from step {finding['first_step']} on"
+    if not seen & {"golden", "canary"}:
+        if "attention" in seen:
+            return f"attended otherwise than golden from step {finding['first_step']} on"
+        if seen & {"blocks", "kv"}:
+            return "met K/V in the cache that were not its own"
+        if "side" in seen:
+            return "was told of more cached tokens than its own domain can have had"
+        if "twin" in seen:
+            return "answered otherwise when only its neighbours' secrets were others"
     step = changed(case, finding)
     return f"answered otherwise than golden from step {finding['first_step'] if step is None else step} on"
 

@@ -205,7 +205,12 @@ def test_a_long_log_is_cut_but_never_of_victim_and_source() -> None:
         (("golden", "attention"), "answered otherwise than golden from step 6 on"),
         (("attention",), "attended otherwise than golden from step 4 on"),
         (("attention", "blocks"), "attended otherwise than golden from step 4 on"),
+        (("attention", "kv"), "attended otherwise than golden from step 4 on"),
+        (("golden", "kv", "side"), "answered otherwise than golden from step 6 on"),
         (("blocks",), "met K/V in the cache that were not its own"),
+        (("kv", "side"), "met K/V in the cache that were not its own"),
+        (("side",), "was told of more cached tokens than its own domain can have had"),
+        (("twin",), "answered otherwise when only its neighbours' secrets were others"),
     ],
 )
 def test_the_headline_claims_no_more_than_was_seen(oracles: tuple[str, ...], words: str) -> None:
