@@ -123,12 +123,10 @@ def faults() -> None:
 @faults.command("list")
 def faults_list() -> None:
     """List the planted faults: name, class and what the engine does wrong."""
-    from kvfence.reference_impl.defects import DEFECTS, LATER
+    from kvfence.conformance.faults import listing
 
-    for defect in DEFECTS.values():
-        click.echo(f"{defect.name:<28} {defect.fault_class:<12} {defect.about}")
-    for fault_class, reason in LATER.items():
-        click.echo(f"{'(later)':<28} {fault_class:<12} {reason}")
+    for name, fault_class, about in listing():
+        click.echo(f"{name:<28} {fault_class:<12} {about}")
 
 
 @faults.command("run")

@@ -17,7 +17,7 @@ from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
 from kvfence.conformance.trial import Trial
 from kvfence.conformance.yardstick import Yardstick
-from kvfence.reference_impl.defects import DEFECTS, Defect, Sentinel
+from kvfence.reference_impl.defects import DEFECTS, LATER, Defect, Sentinel
 from kvfence.reference_impl.settings import PARTS
 from kvfence.reports.finding import Finding
 from kvfence.reports.outcome import Outcome
@@ -165,6 +165,14 @@ def _right(case: str, findings: Sequence[Finding], truth: Truth) -> bool | None:
             verdicts.append(False)
     # One victim whose source is named is what a reader goes by; a wrong name spoils it.
     return None if not verdicts else verdicts[0]
+
+
+def listing() -> Iterator[tuple[str, str, str]]:
+    """Name, class and what is wrong of every planted fault; then the classes that there is no seam for yet, and why."""
+    for defect in DEFECTS.values():
+        yield defect.name, defect.fault_class, defect.about
+    for fault_class, reason in LATER.items():
+        yield "(later)", fault_class, reason
 
 
 def against(settings: Settings, names: Sequence[str]) -> Iterator[FaultRecord]:

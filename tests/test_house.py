@@ -46,6 +46,12 @@ def test_of_reference_impl_adapters_take_only_the_view_into_attention():
     assert modules == {"kvfence.reference_impl.attention"}
 
 
+def test_planted_faults_are_known_to_the_score_alone():
+    users = [file for file in FILES if "reference_impl.defects" in file.read_text(encoding="utf-8")]
+    outside = [file for file in users if "defects" not in file.parts]
+    assert outside == [ROOT / "conformance" / "faults.py"]
+
+
 @pytest.mark.parametrize("file", [*FILES, *OTHERS], ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_file_is_at_most_300_lines(file):
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 300
