@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from kvfence.adapters.api import EngineFaultError
 from kvfence.conformance.driven import Answer, Driven
 from kvfence.conformance.evidence import Evidence, Observation, ask
+from kvfence.conformance.golden_kv import GoldenKV
 from kvfence.conformance.judge import Ruling, rule
-from kvfence.conformance.library import Library
 from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
 from kvfence.conformance.oracles.golden import Tolerance
@@ -124,8 +124,8 @@ class Trial:
 
     def _observe(self, golden: Golden, driven: Driven, scale: Calibration) -> tuple[Observation, ...]:
         """Golden, and what else there is to compare with, beside every answer."""
-        library = Library(golden, driven.case.id, driven.answers) if scale.kv else None
-        return tuple(_observed(golden, answer, scale, library) for answer in driven.answers)
+        golden_kv = GoldenKV(golden, driven.case.id, driven.answers) if scale.kv else None
+        return tuple(_observed(golden, answer, scale, golden_kv) for answer in driven.answers)
 
     def _baseline(self, golden: Golden, observation: Observation) -> Tokens:
         """Golden's own output, which is the engine's where golden would have chosen each of its tokens."""
@@ -173,13 +173,13 @@ def _telltales(driven: Driven, evidence: Sequence[Evidence]) -> tuple[Telltale, 
     return tuple(found)
 
 
-def _observed(golden: Golden, answer: Answer, scale: Calibration, library: Library | None) -> Observation:
+def _observed(golden: Golden, answer: Answer, scale: Calibration, golden_kv: GoldenKV | None) -> Observation:
     comparison = Comparison(answer.attention, golden.layers) if answer.attention and scale.comparable else None
     media = answer.domain.media
     if media:
         comparison = None  # golden's attention is looked at for tokens only
     verification = golden.verify(answer.prompt.tokens, answer.completion.tokens, comparison, media)
-    kv = library.examine(answer, scale.kv) if library and scale.kv and answer.kv else None
+    kv = golden_kv.examine(answer, scale.kv) if golden_kv and scale.kv and answer.kv else None
     return Observation(
         answer.prompt,
         answer.completion,

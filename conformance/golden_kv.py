@@ -1,4 +1,4 @@
-"""The library of a case: golden's K/V of all its requests, made once, to hold an engine's against."""
+"""Golden's K/V of all requests of a case, made once, to hold an engine's against."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from kvfence.prompts.mirror import Part
 from kvfence.reference_impl.golden import Golden
 
 
-class Library:
+class GoldenKV:
     """Golden's K/V by request. Those of media, which golden has none for, are left out."""
 
     def __init__(self, golden: Golden, case: str, answers: Sequence[Answer]) -> None:
