@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from kvfence.adapters.api import Completion
+from kvfence.conformance.oracles.side import common
 
 Tokens = tuple[int, ...]
 
@@ -36,5 +37,4 @@ class Control:
 
 def _common(a: Tokens, b: Tokens) -> int:
     """Common prefix of two prompts that a cache could serve: the last token is always computed."""
-    limit = min(len(a), len(b)) - 1
-    return next((i for i in range(limit) if a[i] != b[i]), limit)
+    return min(common(a, b), len(a) - 1, len(b) - 1)

@@ -11,7 +11,7 @@ from kvfence.adapters.host import Host, make_host
 from kvfence.adapters.reference import ReferenceAdapter, build
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.driver import Driver
-from kvfence.conformance.judge import Ruling
+from kvfence.conformance.judge import Ruling, foremost
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
@@ -142,7 +142,7 @@ def _record(
         case=case.id if detected else "",
         requirement=case.requirement if detected else "",
         summary=ruling.reason if detected else "",
-        source_right=_right(case.id, ruling.findings, truth) if detected else None,
+        source_right=_right(case.id, foremost(ruling.findings), truth) if detected else None,
         cases=cases,
         tokens=tokens,
         seconds=seconds,
@@ -154,17 +154,10 @@ def _settings(needed: Defect | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in needed.needs.items()) if needed else ""
 
 
-def _right(case: str, findings: Sequence[Finding], truth: Truth) -> bool | None:
-    """Whether the sources named are those whose K/V were met; None where nobody's were."""
-    verdicts = []
-    for finding in findings:
-        sources = {source for victim, source in truth.met if victim == f"{case}/{finding.victim}"}
-        if sources and finding.source:
-            verdicts.append(f"{finding.source_case}/{finding.source}" in sources)
-        elif sources:
-            verdicts.append(False)
-    # One victim whose source is named is what a reader goes by; a wrong name spoils it.
-    return None if not verdicts else verdicts[0]
+def _right(case: str, finding: Finding, truth: Truth) -> bool | None:
+    """Whether the source named is one whose K/V the victim met; None where it met nobody's, by the owner tags."""
+    sources = {source for victim, source in truth.met if victim == f"{case}/{finding.victim}"}
+    return f"{finding.source_case}/{finding.source}" in sources if sources else None
 
 
 def listing() -> Iterator[tuple[str, str, str]]:

@@ -25,7 +25,7 @@ def rule(
 ) -> Ruling:
     """The outcome of a case from its findings and its positive controls; `unseen` is why silence shows nothing."""
     if findings:
-        first = min(findings, key=lambda finding: (finding.source is None, finding.first_step))
+        first = foremost(findings)
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         return Ruling(Outcome.VIOLATES, first.summary + more, tuple(findings), ties)
     if unseen:
@@ -33,6 +33,11 @@ def rule(
     outcome, reason = _without_findings(case, control, block_size)
     tied = f" up to {ties} numeric tie{'s' if ties > 1 else ''}" if ties and outcome is Outcome.CONFORMS else ""
     return Ruling(outcome, reason + tied, (), ties)
+
+
+def foremost(findings: Sequence[Finding]) -> Finding:
+    """The finding that is told first: one whose source is known, and the earliest of these."""
+    return min(findings, key=lambda finding: (finding.source is None, finding.first_step))
 
 
 def _without_findings(case: Subject, control: Control, block_size: int | None) -> tuple[Outcome, str]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.observation import KV
 from kvfence.conformance.driven import Answer
 from kvfence.conformance.oracles import kv
@@ -34,7 +33,6 @@ ATTENTION_RUNS = 16  # sequences in equal shapes that are watched
 BUCKETS = (128, 512, 2048, 8192)  # longest position (tokens) of each length bucket
 BATCH_TOKENS = 2_048  # of a padded batch; its logits over a large vocabulary must fit in memory
 DECODED = 4  # tokens computed one by one, as an engine decodes them
-PATIENCE = 3  # runs of the engine that may fail, beside as many as did not
 SOLO_LIMIT = 8.0  # times golden's own noise beyond which an engine's solo runs are not its equal
 
 Errors = Iterator[list[float]]  # margin errors (logits) of consecutive positions, a sequence at a time
@@ -119,16 +117,8 @@ def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n:
     What these runs show beside is added to `clean`. Without logprobs of other tokens than the emitted one, errors are
     zeros.
     """
-    failures = 0
     for prompt in prompts:
-        try:
-            answer = solo(prompt, n)
-        except EngineFaultError:
-            # An engine that gives up a request now and then has clean runs all the same.
-            failures += 1
-            if failures > clean.runs + PATIENCE:
-                raise
-            continue
+        answer = solo(prompt, n)
         completion = answer.completion
         comparison = Comparison(answer.attention, golden.layers) if clean.watch and answer.attention else None
         logits = golden.logits([*prompt, *completion.tokens[:-1]], keep=n, visit=comparison)

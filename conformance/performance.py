@@ -49,7 +49,17 @@ def check_played(scenario: Scenario, played: object, vocabulary: int) -> Played:
             # What a fork has from its parent is judged there; of the token it was given there may be no logprob.
             left = replace(request, id=completion.id, max_tokens=request.max_tokens - forced - 1)
             check_completion(left, rest, vocabulary)
+    if not played.missed and (lost := _lost(scenario, played)):
+        raise EngineFaultError(f"request {lost} was neither answered nor withdrawn")
     return played
+
+
+def _lost(scenario: Scenario, played: Played) -> str | None:
+    """A request, or a fork of one, of which nothing has come, though nobody withdrew it and it did not fail."""
+    submitted = [operation.request.id for operation in scenario.schedule if operation.request]
+    withdrawn = {operation.target for operation in scenario.schedule if operation.verb is Verb.CANCEL}
+    accounted = withdrawn.union(played.failed, (completion.id for completion in played.completions))
+    return next((id for id in (*submitted, *played.parents) if id not in accounted), None)
 
 
 def parts(scenario: Scenario, played: Played, layout: Layout) -> list[Part]:

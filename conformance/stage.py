@@ -51,11 +51,10 @@ class Stage:
     @cached_property
     def control(self) -> Control:
         """What could be shared and, as far as is told, was."""
-        whole = [part for part in self.parts if part.completion and part.completion.cached_tokens is not None]
-        told = [part.completion.cached_tokens or 0 for part in whole if part.completion]
-        prompts = [part.prompt.tokens for part in whole]
-        shareable = [max((side.common(p, q) for q in prompts[:i]), default=0) for i, p in enumerate(prompts)]
-        return Control(sum(shareable), max(shareable, default=0), sum(told) if told else None)
+        told = [p for p in self.parts if p.completion and p.completion.cached_tokens is not None]
+        if not told:
+            return Control(0, 0, None)
+        return Control.of([part.prompt.tokens for part in told], [part.completion for part in told if part.completion])
 
     def answers(self, breaches: Sequence[Breach], twins: Mapping[str, TwinEvidence]) -> tuple[Answer, ...]:
         """An answer for each request that has emitted something."""

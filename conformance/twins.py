@@ -1,7 +1,7 @@
 """Twins of a scenario: the same schedule with the secrets of one request's neighbours exchanged, played beside it."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -32,6 +32,17 @@ def examine_twins(scenario: Scenario, played: Played, limit: int, play: Play) ->
     return {victim.id: _Pair(scenario.schedule, victim, anew).examine(controls[victim.id]) for victim in victims}
 
 
+def unsettled(twins: Mapping[str, TwinEvidence]) -> str:
+    """Why the silence of twins would show nothing, in one line; or nothing."""
+    told = {
+        Verdict.UNSTABLE: "the answer changes from run to run",
+        Verdict.UNLIKE: "answers or hits came in one arm and not in the other",
+    }
+    return next(
+        (f"twins of {id.rpartition('/')[2]}: {told[t.verdict]}" for id, t in twins.items() if t.verdict in told), ""
+    )
+
+
 class _Pair:
     """The two arms of one request."""
 
@@ -48,7 +59,7 @@ class _Pair:
         for _ in range(PAIRS):
             swaps += self._answers(self._swap)
             controls += self._answers(self._control)
-        confirmed = examine(controls, swaps) if swaps else found
+        confirmed = examine(controls, swaps)
         if confirmed.verdict is Verdict.DEPENDS:
             return replace(confirmed, sources=tuple(self._sources(controls[0])))
         return confirmed

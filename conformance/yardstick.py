@@ -147,7 +147,8 @@ class Yardstick:
             step = golden.attention_rounding(next(self._samples(longest)))
             self._thresholds[key], figures = noise.attention_noise(clean, step)
             record = replace(record, **figures)
-        self._kv[key] = noise.kv_tolerance(clean, golden.rounding)
+        # What a window has left behind is not kept, so that there is nothing to compare.
+        self._kv[key] = None if self._plan.model.window else noise.kv_tolerance(clean, golden.rounding)
         reason = f"golden cannot show it: {blind}" if blind else record.attention_reason
         return replace(record, attention_reason=reason, solo_fault=noise.solo_fault(clean))
 

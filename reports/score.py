@@ -1,7 +1,7 @@
 """The score of the suite against planted faults: one line for each, as a table."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -87,9 +87,3 @@ def _row(record: FaultRecord) -> tuple[str, ...]:
 def _why(record: FaultRecord) -> str:
     reason = "" if record.exercised else " (never exercised)"
     return reason + (f" ({literal(record.failed)})" if record.failed else "")
-
-
-def read_lines(lines: Iterable[str]) -> list[FaultRecord]:
-    """Records from lines of JSON, the last one of each fault."""
-    found = [FaultRecord(**{**line, "oracles": tuple(line["oracles"])}) for line in map(json.loads, lines)]
-    return list({(record.fault, record.fault or record.about): record for record in found}.values())

@@ -21,8 +21,8 @@ KNOWN = {ME: MINE, YOU: YOURS, HER: HERS}
 TOLERANCE = KVTolerance.of(np.full((4, 2, LAYERS, HEADS), NOISE, np.float32), np.ones((2, LAYERS, HEADS)), 1e-7)
 
 
-def look(shown, first=0):
-    return examine(shown, MINE, TOLERANCE, KNOWN, ME, first)
+def look(shown):
+    return examine(shown, MINE, TOLERANCE, KNOWN, ME)
 
 
 def test_what_is_its_own_up_to_noise_is_right():
@@ -37,7 +37,7 @@ def test_a_block_of_another_is_found_and_named():
     shown[..., 4:8, :] = YOURS[..., 4:8, :]
     found = look(shown)
     assert (found.positions, found.layers, found.heads, found.parts) == ((4, 5, 6, 7), (0, 1, 2), (0, 1), ("K", "V"))
-    assert (found.source, found.source_position, found.whole) == (YOU, 4, True)
+    assert (found.source, found.source_position) == (YOU, 4)
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -63,13 +63,6 @@ def test_junk_is_nobodys_and_nan_is_junk():
         shown[0, 1, 1, 2, 3] = junk
         found = look(shown)
         assert (found.positions, found.source, found.source_position) == ((2,), None, None)
-
-
-def test_positions_before_the_first_one_are_not_looked_at():
-    shown = MINE.copy()
-    shown[..., 1, :] = 0
-    assert look(shown).positions == (1,)
-    assert look(shown, first=2) is None
 
 
 def test_kv_of_another_shape_is_the_engines_fault():

@@ -1,12 +1,15 @@
 """Scenarios: the reference engine conforms in each, on grounds that leave no doubt, and each does what it is for."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.schedule import Verb, capabilities
 from kvfence.conformance.catalogue import requirements
 from kvfence.conformance.driver import Driver
+from kvfence.conformance.performance import check_played
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.scenarios import REPERTOIRE
 from kvfence.conformance.scenarios.cast import BLOCK
@@ -118,3 +121,31 @@ def test_engines_that_lack_what_it_takes_are_told_apart():
     assert forked.ruling.outcome is Outcome.NOT_APPLICABLE
     assert forked.ruling.reason == "the engine has no fork: a batch runs to its end in one call"
     assert batched.ruling.outcome is Outcome.CONFORMS
+
+
+def played(rig, name):
+    case = rig.case(name)
+    rig.judge(name)
+    return case, rig.driver._host.play(case.schedule)
+
+
+def without(played, id):
+    return replace(played, completions=[completion for completion in played.completions if completion.id != id])
+
+
+@pytest.mark.parametrize("name", ["batch.ragged", "fork.in-a-block"])
+def test_an_answer_that_never_comes_is_no_pass(rig, name):
+    """The last one's; where there are forks, one of theirs."""
+    case, whole = played(rig, name)
+    assert check_played(case, whole, 10**6) is whole
+    lost = [*(completion.id for completion in whole.completions), *whole.parents][-1]
+    with pytest.raises(EngineFaultError, match=f"{lost} was neither answered nor withdrawn"):
+        check_played(case, without(whole, lost), 10**6)
+
+
+def test_who_was_withdrawn_or_given_up_owes_no_answer(rig):
+    case, whole = played(rig, "cancel.retried")
+    assert f"{case.id}/goes" not in {completion.id for completion in whole.completions}
+    failed = f"{case.id}/retry"
+    excused = replace(without(whole, failed), failed={failed: "out of memory"})
+    assert check_played(case, excused, 10**6) is excused

@@ -56,6 +56,7 @@ MOVED = replace(ANSWER, logprobs=(-0.1, -0.25, -0.3))
         ([ANSWER, MOVED], [MOVED] * 2, Verdict.UNSTABLE, None),
         ([ANSWER] * 2, [MOVED, ANSWER], Verdict.UNSTABLE, None),
         ([ANSWER], [replace(MOVED, cached_tokens=0)], Verdict.UNLIKE, None),
+        ([ANSWER], [], Verdict.UNLIKE, None),
     ],
 )
 def test_only_arms_that_agree_with_themselves_can_differ(controls, swaps, verdict, step):

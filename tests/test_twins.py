@@ -6,9 +6,10 @@ from kvfence.adapters.api import Request
 from kvfence.adapters.schedule import Moment, submit
 from kvfence.conformance.faults import Bench
 from kvfence.conformance.oracles.side import common
+from kvfence.conformance.oracles.twin import TwinEvidence, Verdict
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
-from kvfence.conformance.twins import swapped
+from kvfence.conformance.twins import swapped, unsettled
 from kvfence.prompts import alphabet
 from kvfence.reference_impl.defects import DEFECTS
 
@@ -73,3 +74,16 @@ def test_a_leak_moves_the_answer_and_names_whose_secret_it_is():
     record = score("refcount.two-writers", "batch.strangers")
     assert "twin" in record.oracles
     assert record.source_right
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [
+        (Verdict.EQUAL, ""),
+        (Verdict.DEPENDS, ""),
+        (Verdict.UNSTABLE, "twins of b: the answer changes from run to run"),
+        (Verdict.UNLIKE, "twins of b: answers or hits came in one arm and not in the other"),
+    ],
+)
+def test_arms_that_cannot_be_compared_leave_a_case_open(verdict, told):
+    assert unsettled({"case/a": TwinEvidence(Verdict.EQUAL), "case/b": TwinEvidence(verdict)}) == told

@@ -44,11 +44,6 @@ class KVEvidence:
     source: Owner | None  # whose K/V the first of these positions holds; None = nobody's that is known
     source_position: int | None  # the position there that they belong to
 
-    @property
-    def whole(self) -> bool:
-        """Whether K and V are both wrong."""
-        return self.parts == PARTS
-
 
 def cells(kv: KV) -> Cells:
     """What an engine showed, in one array."""
@@ -69,13 +64,12 @@ def errors(shown: Cells, golden: Cells) -> NDArray[np.float32]:
 
 
 def examine(
-    shown: Cells, golden: Cells, tolerance: KVTolerance, known: Mapping[Owner, Cells], own: Owner, first: int = 0
+    shown: Cells, golden: Cells, tolerance: KVTolerance, known: Mapping[Owner, Cells], own: Owner
 ) -> KVEvidence | None:
-    """The cells from position `first` on that are off, and whose they are among `known`; None if there are none."""
+    """The cells that are off, and whose they are among `known`; None if there are none."""
     excess = errors(shown, golden) / tolerance.values[..., None]
     # Written so that NaN, from an engine that overflowed, is wrong.
     wrong = ~(excess <= 1)
-    wrong[..., :first] = False
     if not wrong.any():
         return None
     parts, layers, heads, positions = (np.unique(axis).tolist() for axis in np.nonzero(wrong))

@@ -69,7 +69,9 @@ def first_difference(one: Completion, other: Completion) -> tuple[int, str] | No
 
 
 def examine(controls: Sequence[Completion], swaps: Sequence[Completion]) -> TwinEvidence:
-    """What repeats of both arms show of one request; the first of each are compared."""
+    """What repeats of both arms show of one request; the first of each are compared. There is a control."""
+    if not swaps:  # it was not answered
+        return TwinEvidence(Verdict.UNLIKE)
     control, swap = controls[0], swaps[0]
     alike = {(len(c.tokens), c.cached_tokens) for c in (*controls, *swaps)}
     if len(alike) > 1:
