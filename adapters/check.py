@@ -70,6 +70,6 @@ def _check_logprobs(request: Request, completion: Completion) -> None:
             flat = values if name == "logprobs" else [value for best in values for _, value in best]
         except (TypeError, ValueError):
             raise EngineFaultError(f"request {request.id} got top_logprobs that are not (token, nats)") from None
-        # NaN would pass every comparison with a bound.
-        if odd := [value for value in flat if not isinstance(value, float | int) or value != value]:
+        # NaN is an answer, and a wrong one: golden's to tell.
+        if odd := [value for value in flat if not isinstance(value, float | int)]:
             raise EngineFaultError(f"request {request.id} got {name} with {odd[0]!r}, which is no number")

@@ -35,9 +35,15 @@ class Attention:
 class Action(StrEnum):
     """What happened to a slot."""
 
-    WRITE = "write"  # K/V of a request's tokens were written to it
+    ALLOCATE = "allocate"  # a request got it to itself, and what it held is void
+    WRITE = "write"  # K/V of a request's tokens were computed and written to it
+    COPY = "copy"  # K/V of a request's tokens were copied to it from another slot
+    RESTORE = "restore"  # K/V of a request's tokens came back to it from the host
+    FETCH = "fetch"  # K/V of a request's tokens came to it from another store
     PUBLISH = "publish"  # what it holds of a request was made findable under a key
     REUSE = "reuse"  # a request took what it holds instead of computing it
+    FORK = "fork"  # a request took what another has written, as its fork or its conversation's next turn
+    EVICT = "evict"  # what it holds can be found no more
     FREE = "free"  # a request let go of it
 
 
@@ -45,11 +51,12 @@ class Action(StrEnum):
 class CacheEvent:
     """One use of a slot: the unit of cache an engine hands out, such as a block or a row of its pool.
 
-    What a REUSE takes has been published before, in the same slot and under the same key, in a line of its own.
+    What a REUSE takes has been published before, in the same slot and under the same key, in a line of its own. A log
+    that tells ALLOCATE of a slot tells of all that comes there, in the order in which it can be read.
     """
 
     step: int  # forward passes of the engine before it, since it was opened
-    request: str
+    request: str  # "" where it is nobody's, such as padding
     action: Action
     slot: int
     start: int  # offset in the slot, tokens

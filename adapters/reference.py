@@ -33,10 +33,15 @@ from kvfence.reference_impl.trace import Event, Kind
 
 BLOCK = 16  # tokens
 ACTIONS = {
+    Kind.ALLOCATE: Action.ALLOCATE,
     Kind.WRITE: Action.WRITE,
-    Kind.COPY: Action.WRITE,
+    Kind.COPY: Action.COPY,
+    Kind.SWAP_IN: Action.RESTORE,
+    Kind.FETCH: Action.FETCH,
     Kind.PUBLISH: Action.PUBLISH,
     Kind.SHARE: Action.REUSE,
+    Kind.FORK: Action.FORK,
+    Kind.EVICT: Action.EVICT,
     Kind.RELEASE: Action.FREE,
 }
 NUMBERS = ("token_budget", "depth", "draft", "remote", "transfer_steps", "kernel")

@@ -127,7 +127,7 @@ def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n:
             token, logprob = best[0]
             here = logits[step]
             moved = [abs((other - logprob) - float(here[t] - here[token])) for t, other in best[1:]]
-            errors[step] = max(moved, default=0.0)
+            errors[step] = _max(moved)
         clean.runs += 1
         clean.breach = clean.breach or next((f"{b.victim} {b.told}" for b in answer.breaches), "")
         if comparison:

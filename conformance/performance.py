@@ -8,6 +8,7 @@ from kvfence.adapters.api import Completion, EngineFaultError, Request
 from kvfence.adapters.check import check_completion
 from kvfence.adapters.player import Played
 from kvfence.adapters.schedule import Operation, Verb
+from kvfence.conformance.oracles.blocks import Mark
 from kvfence.conformance.oracles.side import Domain
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.prompts.groups import Layout, Tokens
@@ -143,17 +144,16 @@ class _Stage:
         return replace(written, name=name, tokens=tokens, words=words)
 
 
-def marked(part: Part) -> Sequence[object]:
+def marked(part: Part) -> list[Mark]:
     """Prompt and output with what their K/V depend on beside: equal as far as K/V may be shared."""
     domain = part.domain
-    key = (domain.salt, domain.adapter, domain.weights)
     media = dict(domain.media)
-    shown: tuple[object, ...] = ()
-    row: list[object] = []
+    shown: tuple[tuple[int, str], ...] = ()
+    row: list[Mark] = []
     for position, token in enumerate(part.tokens):
         if position in media:
             shown = (*shown, (position, media[position]))
-        row.append((token, key, shown))
+        row.append(Mark(token, domain.salt, domain.adapter, domain.weights, shown))
     return row
 
 

@@ -82,8 +82,8 @@ class Trial:
         observe = self.settings.observe
         ties = sum(len(e.golden.ties) for e in evidence)
         unseen = scale.fault or driven.reason or not_shown(driven, observe)
-        hard = {oracle for found in findings for oracle in found.oracles} - {"golden", "attention"}
-        if scale.doubt and not hard:
+        soft = all({"golden", "attention"}.issuperset(found.oracles) for found in findings)
+        if scale.doubt and soft and not any(e.golden.overflowed for e in evidence):
             ruling = Ruling(Outcome.INCONCLUSIVE, unseen or scale.doubt, (), ties)
         else:
             ruling = rule(driven.case, driven.control, driven.info.block_size, findings, ties, unseen)

@@ -109,6 +109,8 @@ def _summary(victim: str, evidence: Evidence, case: str) -> str:
         first = next(splice for splice in evidence.splices if splice.owner == source)
         return f"request {victim} answered {first.word}, part {first.foreign} of request {source.request}{where}"
     by = f", by the K/V of request {source.request}{where}" if source else ""
+    if divergence and evidence.golden.overflowed:
+        return f"request {victim} has a {divergence.by} that is no number at output token {divergence.step}{by}"
     if divergence:
         size = f"{divergence.size:.3g} {'logits' if divergence.by == 'margin' else 'nats'}"
         return f"request {victim} left golden at output token {divergence.step} ({divergence.by} off by {size}){by}"

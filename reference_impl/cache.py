@@ -6,37 +6,16 @@ writes of padding. A sequence may name published blocks in its table, and writes
 
 from collections import abc
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 
 from kvfence.reference_impl.clock import Clock, Operation, Stream
-from kvfence.reference_impl.key import Namespace
+from kvfence.reference_impl.holding import Draining, Retained
 from kvfence.reference_impl.pool import SCRATCH, BlockPool, OutOfBlocksError
 from kvfence.reference_impl.radix import PrefixTree
 from kvfence.reference_impl.remote import RemoteStore
 from kvfence.reference_impl.sequence import BlockTable, Sequence, Swapped
 from kvfence.reference_impl.storage import Storage
 from kvfence.reference_impl.trace import Kind, Trace
-
-
-@dataclass(eq=False)
-class Retained:
-    """Blocks kept for the next turn of a conversation, until somebody needs them more."""
-
-    request: str
-    namespace: Namespace
-    blocks: list[int]
-    written: int
-    operations: list[Operation]  # in flight when they were retained
-
-
-@dataclass(eq=False)
-class Draining:
-    """Blocks let go of while work on them is in flight: nobody's, and not free before it has landed."""
-
-    request: str
-    blocks: list[int]
-    operations: list[Operation]
 
 
 class KVCache:
@@ -104,8 +83,7 @@ class KVCache:
         for i, block in enumerate(blocks):
             if block != SCRATCH:
                 self.pool.share(block)
-                start = i * self.block_size
-                self._note(kind, sequence.id, block, length=min(self.block_size, length - start), position=start)
+                self._note_part(kind, sequence.id, block, i, length)
         sequence.table.blocks = list(blocks)
         sequence.computed = sequence.written = length
 
@@ -117,8 +95,7 @@ class KVCache:
                 new = blocks[i] = self._allocate(sequence.id)
                 copy = self.launch(Stream.COPIES, partial(self.storage.copy, old, new), self._delay)
                 sequence.operations.append(copy)
-                start = i * self.block_size
-                self._note(Kind.COPY, sequence.id, new, length=sequence.computed - start, position=start, source=old)
+                self._note_part(Kind.COPY, sequence.id, new, i, sequence.computed, source=old)
                 self._let_go(sequence.id, [old], [copy])
 
     def _allocate(self, request: str) -> int:
@@ -151,11 +128,11 @@ class KVCache:
         blocks = sequence.table.blocks
         for block in self.tree.insert(sequence.namespace, sequence.tokens[:n], blocks):
             self.pool.publish(block)
-            start = blocks.index(block) * self.block_size
-            length = min(self.block_size, n - start)
-            self._note(Kind.PUBLISH, sequence.id, block, length=length, position=start)
-            if self.remote.capacity and length == self.block_size:
-                self.remote.put(sequence.namespace, sequence.tokens[: start + length], self.storage.read([block]))
+            i = blocks.index(block)
+            self._note_part(Kind.PUBLISH, sequence.id, block, i, n)
+            end = (i + 1) * self.block_size
+            if self.remote.capacity and end <= n:
+                self.remote.put(sequence.namespace, sequence.tokens[:end], self.storage.read([block]))
         sequence.published = n
 
     def evict(self, block: int) -> None:
@@ -253,6 +230,10 @@ class KVCache:
         self.retained.remove(kept)
         sequence.table.blocks = kept.blocks
         sequence.computed = sequence.written = kept.written
+        for i, block in enumerate(kept.blocks):
+            if block != SCRATCH:
+                self._note_part(Kind.FORK, sequence.id, block, i, kept.written)
+                self._note(Kind.RELEASE, kept.request, block)
         return True
 
     def drop(self, kept: Retained) -> None:
@@ -289,12 +270,18 @@ class KVCache:
             self.storage.restore(blocks, swapped.pages)
 
         sequence.operations.append(self.launch(Stream.COPIES, copy, self._delay))
-        for block in blocks:
-            self._note(Kind.SWAP_IN, sequence.id, block)
+        for i, block in enumerate(blocks, swapped.holes):
+            self._note_part(Kind.SWAP_IN, sequence.id, block, i, swapped.written)
         sequence.table.blocks[:0] = [SCRATCH] * swapped.holes
         sequence.computed = sequence.written = swapped.written
         sequence.swapped = None
 
-    def _note(self, kind: Kind, request: str, block: int, **where: int) -> None:
+    def _note_part(self, kind: Kind, request: str, block: int, i: int, n: int, source: int | None = None) -> None:
+        """Note something about the block that is the `i`-th of a request's with K/V of `n` tokens."""
+        start = i * self.block_size
+        length = min(self.block_size, n - start)
+        self._note(kind, request, block, length=length, position=start, source=source)
+
+    def _note(self, kind: Kind, request: str, block: int, **where: int | None) -> None:
         if self._trace:
             self._trace.add(kind, request, block, **where)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from kvfence.reference_impl.cache import KVCache, Retained
+from kvfence.reference_impl.cache import KVCache
+from kvfence.reference_impl.holding import Retained
 from kvfence.reference_impl.sequence import Sequence
 
 

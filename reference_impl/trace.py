@@ -9,9 +9,9 @@ class Kind(StrEnum):
 
     ALLOCATE = "allocate"  # a request got it, private
     SHARE = "share"  # a request took what it holds, having found it by its tokens
-    FORK = "fork"  # a child took what its parent has written to it
+    FORK = "fork"  # a child, or a conversation's next turn, took what its parent has written to it
     COPY = "copy"  # its K/V were copied from block `source`
-    WRITE = "write"  # K/V of a request's tokens were written to it
+    WRITE = "write"  # K/V of a request's tokens, or of padding, were written to it
     PUBLISH = "publish"  # it can be found by its tokens
     EVICT = "evict"  # it can be found no more
     RELEASE = "release"  # a request let go of it

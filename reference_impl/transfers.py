@@ -39,7 +39,7 @@ class Transfers:
         cache.reserve(sequence, (first + len(keys)) * cache.block_size)
         sequence.status = Status.FETCHING
         slots = [cache.remote.pin(key) for key in keys]
-        arrive = partial(self._arrive, sequence, sequence.table.blocks[first:], slots)
+        arrive = partial(self._arrive, sequence, first, sequence.table.blocks[first:], slots)
         sequence.operations.append(cache.launch(Stream.TRANSFERS, arrive, self._delay))
         return True
 
@@ -51,14 +51,18 @@ class Transfers:
         known = cache.tree.match(sequence.namespace, tokens)[1]
         return cache.remote.match(sequence.namespace, tokens, known // cache.block_size, cache.block_size)
 
-    def _arrive(self, sequence: Sequence, blocks: list[int], slots: list[int]) -> None:
-        """A transfer lands, also where its sequence was withdrawn: the blocks are reserved for it until then."""
+    def _arrive(self, sequence: Sequence, first: int, blocks: list[int], slots: list[int]) -> None:
+        """A transfer lands, also where its sequence was withdrawn: the blocks are reserved for it until then.
+
+        They are those from the `first` of its table on.
+        """
         cache = self._cache
         try:
-            for block, slot in zip(blocks, slots, strict=True):
+            for i, (block, slot) in enumerate(zip(blocks, slots, strict=True), first):
                 cache.storage.restore([block], cache.remote.read(slot))
                 if self._trace:
-                    self._trace.add(Kind.FETCH, sequence.id, block, length=cache.block_size)
+                    size = cache.block_size
+                    self._trace.add(Kind.FETCH, sequence.id, block, length=size, position=i * size)
         except TransferError:
             self._failed(sequence)
         finally:

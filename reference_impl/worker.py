@@ -1,5 +1,6 @@
 """The worker: runs planned rows and says what came of each."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from kvfence.reference_impl.attention import Attended
 from kvfence.reference_impl.auditor import Auditor
 from kvfence.reference_impl.footprint import footprints
 from kvfence.reference_impl.observer import Observer
+from kvfence.reference_impl.pool import SCRATCH
 from kvfence.reference_impl.runner import Packed, Runner
 from kvfence.reference_impl.sequence import Row
 from kvfence.reference_impl.storage import Storage
@@ -49,8 +51,7 @@ class Worker:
         packed = self._runner.pack(self._storage, rows)
         logits, observer = self._compute(packed)
         if self._trace:
-            for row in packed.rows:
-                self._note_writes(row, self._trace)
+            self._note_writes(packed, self._trace)
         choices = logits.argmax(-1).tolist()
         logprobs = logits.log_softmax(-1) if self._best else None
         results, first = [], 0
@@ -101,8 +102,27 @@ class Worker:
         own = [float(logprobs[i, token]) for i, token in enumerate(tokens)]
         return Result(row, tokens, rejected, own, tops[: len(tokens)], attention)
 
-    def _note_writes(self, row: Row, trace: Trace) -> None:
-        size = self._storage.block_size
-        for start in (row.start, *range((row.start // size + 1) * size, row.stop, size)):
-            stop = min(row.stop, (start // size + 1) * size)
-            trace.add(Kind.WRITE, row.sequence.id, row.blocks[start // size], start % size, stop - start, start)
+    def _note_writes(self, packed: Packed, trace: Trace) -> None:
+        """Note what was written, from the slots themselves; padding too, except what went to the scratch block."""
+        size, slots = self._storage.block_size, packed.batch.slots.tolist()
+        for group, members in zip(packed.batch.groups, packed.members, strict=True):
+            rows, queries = group.shape
+            for place in range(rows):
+                first = group.first + place * queries
+                row = members[place] if place < len(members) else None
+                for start, stop in _runs(slots, first, first + queries, size):
+                    block, offset = divmod(slots[start], size)
+                    if row:
+                        position = row.start + start - first
+                        trace.add(Kind.WRITE, row.sequence.id, block, offset, stop - start, position)
+                    elif block != SCRATCH:
+                        trace.add(Kind.WRITE, "", block, offset, stop - start)
+
+
+def _runs(slots: list[int], first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of indices from `first` to `last` whose slots follow each other within one block."""
+    start = first
+    for i in range(first + 1, last + 1):
+        if i == last or slots[i] != slots[i - 1] + 1 or slots[i] % size == 0:
+            yield start, i
+            start = i

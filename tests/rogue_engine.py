@@ -83,6 +83,9 @@ class RogueEngine(Engine):
     def _nan(self, good):
         return [replace(c, logprobs=(float("nan"),) * len(c.tokens)) for c in good]
 
+    def _nan_after_one(self, good):
+        return [replace(c, logprobs=(-0.0, *(float("nan"),) * (len(c.tokens) - 1))) for c in good]
+
     def _cached(self, good):
         return [replace(c, cached_tokens=-5) for c in good]
 

@@ -227,7 +227,7 @@ def test_writing_over_what_another_request_reuses():
     ([reuse("B", 7, 0, 3)], "takes 3 tokens of K/V by key k from slot 7; nobody has published them"),
     ([publish("A", 7, 0, 2), reuse("B", 7, 0, 3)], "; published were 2 from offset 0 on"),
     ([publish("A", 7, 0, 4), reuse("B", 7, 1, 3, 0)], "; the K/V for position 0 are those of position 1"),
-    ([publish("A", 7, 0, 4), reuse("B", 7, 0, 3)], "; they were published for other tokens, from position 2 on"),
+    ([publish("A", 7, 0, 4), reuse("B", 7, 0, 3)], "; they were made for other tokens, from position 2 on"),
     ([publish("B", 7, 0, 4), write("A", 7, 0, 4), reuse("B", 7, 0, 3)],
      "; they were overwritten by A, whose tokens are others from position 2 on"),
 ])  # fmt: skip

@@ -4,9 +4,9 @@ import pytest
 from roads import asked, audited, finish, step_until, words
 
 from kvfence.reference_impl.auditor import AuditError, Breach, Rule
-from kvfence.reference_impl.cache import Draining
 from kvfence.reference_impl.clock import Stream
 from kvfence.reference_impl.engine import EngineError
+from kvfence.reference_impl.holding import Draining
 from kvfence.reference_impl.key import Namespace
 from kvfence.reference_impl.pool import SCRATCH
 from kvfence.reference_impl.scheduler import Preemption

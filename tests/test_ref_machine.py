@@ -13,8 +13,9 @@ from ref_judge import Tally
 from ref_machine import Schedules
 from ref_subjects import NAMES
 
-from kvfence.reference_impl.cache import Draining, KVCache
+from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.clock import Operation
+from kvfence.reference_impl.holding import Draining
 from kvfence.reference_impl.key import Namespace
 from kvfence.reference_impl.radix import PrefixTree
 from kvfence.reference_impl.scheduler import Preemption

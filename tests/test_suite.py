@@ -11,6 +11,7 @@ from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite
 from kvfence.prompts import alphabet
+from kvfence.reports import html
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import read
 
@@ -133,7 +134,6 @@ def test_engine_and_golden_in_one_process_have_all_their_weights(tmp_path, monke
         ("unpicklable", "engine raised"),
         ("own-class", "the engine's answer holds objects of its own: No module named 'only_here'"),
         ("own-error", "slot 3 is gone"),
-        ("nan", "got logprobs with nan, which is no number"),
         ("cached", "got -5 cached tokens of a prompt of"),
     ],
 )
@@ -146,6 +146,16 @@ def test_a_misbehaving_engine_is_a_suite_error_for_its_case_and_the_run_goes_on(
     recorded = read(tmp_path)
     assert {case["case"]: case["outcome"] for case in recorded.cases} == {bad: "suite-error", after: "conforms"}
     assert recorded.end["exit_code"] == 3
+
+
+@pytest.mark.parametrize("how", ["nan", "nan-after-one"])
+def test_logprobs_that_are_no_numbers_are_wrong_and_a_report_bears_them(tmp_path, how):
+    case = "independent-canary-block+1-partner-c2-float32"
+    record = only(run(tmp_path, ROGUE, case, engine_args={"how": how}))
+    assert record.outcome is Outcome.VIOLATES
+    first = {"nan": 0, "nan-after-one": 1}[how]
+    assert record.reason == f"request A0 has a logprob that is no number at output token {first} (and 1 more)"
+    assert "that is no number" in html.render(read(tmp_path))
 
 
 def test_a_cache_that_does_not_tell_or_is_not_hit_is_no_pass(tmp_path):

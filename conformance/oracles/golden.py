@@ -49,6 +49,11 @@ class GoldenEvidence:
     divergence: Divergence | None
     ties: tuple[int, ...]  # positions of numeric ties before any divergence
 
+    @property
+    def overflowed(self) -> bool:
+        """Whether what diverged is no number, which no tolerance could explain."""
+        return self.divergence is not None and math.isnan(self.divergence.size)
+
 
 def examine(
     output: Sequence[int], logprobs: Sequence[float] | None, verification: Verification, tolerance: Tolerance

@@ -41,6 +41,7 @@ class KVEvidence:
     heads: tuple[int, ...]  # KV heads
     parts: tuple[str, ...]  # of "K" and "V"
     excess: float  # largest error over its tolerance
+    relative: float  # largest error over the largest element that should be there, cell by cell
     source: Owner | None  # whose K/V the first of these positions holds; None = nobody's that is known
     source_position: int | None  # the position there that they belong to
 
@@ -75,8 +76,10 @@ def examine(
     parts, layers, heads, positions = (np.unique(axis).tolist() for axis in np.nonzero(wrong))
     source, where = _whose(shown, wrong, positions, tolerance, known, own)
     worst = float(np.nan_to_num(excess, nan=np.inf)[wrong].max())
+    size = np.abs(golden[..., : wrong.shape[-1], :]).max(-1)[wrong]
+    relative = float((np.nan_to_num(errors(shown, golden)[wrong], nan=np.inf) / np.maximum(size, 1e-9)).max())
     names = tuple(PARTS[part] for part in parts)
-    return KVEvidence(tuple(positions), tuple(layers), tuple(heads), names, worst, source, where)
+    return KVEvidence(tuple(positions), tuple(layers), tuple(heads), names, worst, relative, source, where)
 
 
 def _whose(

@@ -63,7 +63,8 @@ def first_difference(one: Completion, other: Completion) -> tuple[int, str] | No
             return step, "token"
         for name in ("logprobs", "top_logprobs"):
             mine, theirs = getattr(one, name), getattr(other, name)
-            if mine is not None and theirs is not None and mine[step] != theirs[step]:
+            # Their digits are all there, and NaN is like NaN.
+            if mine is not None and theirs is not None and repr(mine[step]) != repr(theirs[step]):
                 return step, "logprob"
     return None
 

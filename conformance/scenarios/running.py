@@ -94,6 +94,17 @@ def parked(cast: Cast) -> None:
     cast.ask("D", cast.prefix(2))
 
 
+@scenario("preempt.resumes", CHUNKED)
+def in_its_prompt(cast: Cast) -> None:
+    """Taken out of the batch in the middle of a prompt, within a block and at its edge, beside one that goes on."""
+    cast.ask("runs", cast.prefix(1), n=40)
+    for i in range(3):
+        cast.ask(f"A{i}", cast.write(f"A{i}", cast.prefix(5, i), share=0.9), n=12)
+        cast.step(1 + i)
+        cast.preempt(f"A{i}", at=(f"A{i}", 0))
+    cast.ask("B", cast.write("B", cast.prefix(2), share=0.9), n=12)
+
+
 @scenario("preempt.resumes", TIGHT_PRIVATE)
 def for_room(cast: Cast) -> None:
     """Four that the pool cannot hold at once, so that some must go and come back."""

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 import torch
 
-from kvfence.reference_impl.cache import Draining, KVCache
+from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.defects.defect import Sentinel, defect
+from kvfence.reference_impl.holding import Draining
 from kvfence.reference_impl.ledger import Shape
 from kvfence.reference_impl.pool import SCRATCH
 from kvfence.reference_impl.settings import Parts

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvfence.reference_impl.cache import KVCache, Retained
+from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.defects.defect import Sentinel, defect
+from kvfence.reference_impl.holding import Retained
 from kvfence.reference_impl.key import AdapterId, Media, Namespace
 from kvfence.reference_impl.radix import PrefixTree
 from kvfence.reference_impl.remote import Key, RemoteStore

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from kvfence.reference_impl.cache import Draining, KVCache
+from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.defects.defect import Sentinel, defect
 from kvfence.reference_impl.defects.trusting import TrustingPool, TrustingTree
+from kvfence.reference_impl.holding import Draining
 from kvfence.reference_impl.pool import SCRATCH, BlockPool
 from kvfence.reference_impl.sequence import Finish, Sequence
 from kvfence.reference_impl.settings import Parts

@@ -137,10 +137,10 @@ def _order(ran: Sentinel) -> Parts:
 )
 def _shifted(ran: Sentinel) -> Parts:
     class Shifts(Transfers):
-        def _arrive(self, sequence: Request, blocks: list[int], slots: list[int]) -> None:
+        def _arrive(self, sequence: Request, first: int, blocks: list[int], slots: list[int]) -> None:
             if len(blocks) > 1:
                 ran()
-            super()._arrive(sequence, [*blocks[1:], *blocks[:1]], slots)
+            super()._arrive(sequence, first, [*blocks[1:], *blocks[:1]], slots)
 
     return Parts(transfers=Shifts)
 

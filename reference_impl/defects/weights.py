@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvfence.reference_impl.cache import KVCache, Retained
+from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.conversation import Conversation
 from kvfence.reference_impl.defects.defect import Sentinel, defect
+from kvfence.reference_impl.holding import Retained
 from kvfence.reference_impl.key import Namespace
 from kvfence.reference_impl.radix import PrefixTree
 from kvfence.reference_impl.remote import Key, RemoteStore
