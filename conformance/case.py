@@ -113,6 +113,17 @@ PROFILES = {
             solo_positions=256,
         ),
         Profile(
+            "controls",
+            "many short answers where rounding differs most: what a right engine is held against, thousands at a time",
+            edges=("one-token", "block", "block+1", "differ-last"),
+            other_edges=("one-token", "block", "block+1", "differ-last"),
+            concurrencies=(1, 2, 8, 16),
+            dtypes=("float32", "bfloat16", "float16"),
+            max_tokens=8,
+            solo_positions=256,
+            languages=("en",),
+        ),
+        Profile(
             "scenarios",
             "keys, forks, cancels, preemption, conversations: every scenario, all that the engine shows observed",
             edges=(),

@@ -163,7 +163,7 @@ def faults_run(
 
 
 @main.command()
-@click.argument("name", type=click.Choice(["canary", "random", "smollm2"]))
+@click.argument("name", type=click.Choice(["canary", "random", "windowed", "smollm2"]))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--head-dim", type=click.Choice(["64", "128"]), default="64", help="canary: width of a head.")
 @click.option("--kv-heads", type=click.Choice(["2", "8"]), default="2", help="canary: KV heads a layer.")

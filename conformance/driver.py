@@ -1,9 +1,10 @@
 """The driver: opens the engine as a case needs it, hands over the requests, and says what came of it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from kvfence.adapters import registry
 from kvfence.adapters.api import (
@@ -23,6 +24,7 @@ from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.case import Case
 from kvfence.conformance.control import Control
 from kvfence.conformance.driven import Answer, Driven
+from kvfence.conformance.leave_out import scenario_without
 from kvfence.conformance.oracles.blocks import Ledger
 from kvfence.conformance.oracles.twin import TwinEvidence
 from kvfence.conformance.performance import check_played
@@ -81,13 +83,27 @@ class Driver:
             # The case is named already; without it, equal reasons of many cases read as one.
             return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error).replace(f"{case.id}/", ""))
 
-    def again(self, case: Subject, one_by_one: bool) -> Driven:
-        """Run a case's requests once more, on a fresh engine; one at a time is as under a global lock."""
+    def again(self, case: Subject, one_by_one: bool = False, without: Collection[str] = ()) -> Driven:
+        """Run a case's requests once more, on a fresh engine; one at a time is as under a global lock.
+
+        Some may be left out, by name.
+        """
         try:
             begun = time.monotonic()
             info = self._host.restart()
             self._begin(self._config(case), info, begun)
-            return self._run(case, info, one_by_one)
+            return self._run(case, info, one_by_one, without)
+        except AdapterError as error:
+            return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error))
+
+    def emptied(self, case: Subject, without: Collection[str] = ()) -> Driven:
+        """Run a case's requests once more, without some of them, from an empty cache: on a fresh engine if need be."""
+        if self._known is None or not self._known.can("reset_cache"):
+            return self.again(case, without=without)
+        try:
+            info = self._open(case)
+            self._host.reset_cache()
+            return self._run(case, info, False, without)
         except AdapterError as error:
             return Driven(case, outcome=Outcome.SUITE_ERROR, reason=str(error))
 
@@ -138,11 +154,11 @@ class Driver:
             )
         )
 
-    def _run(self, case: Subject, info: EngineInfo, one_by_one: bool = False) -> Driven:
+    def _run(self, case: Subject, info: EngineInfo, one_by_one: bool = False, without: Collection[str] = ()) -> Driven:
         if isinstance(case, Scenario):
-            return self._play(case, info)
+            return self._play(scenario_without(case, without), info)
         begun = time.monotonic()
-        prompts = self._plan.prompts(case)
+        prompts = [prompt for prompt in self._plan.prompts(case) if prompt.name not in without]
         answers, events = self._round(case, prompts, one_by_one)
         control = _control(answers)
         if case.mode == "shared" and control.missed(info.block_size) and info.can("reset_cache"):
@@ -166,7 +182,7 @@ class Driver:
         played = check_played(scenario, self._host.play(scenario.schedule), self._plan.model.vocabulary)
         stage = Stage(scenario, played, self._plan.layout(scenario), self._settings.observe)
         breaches = self._ledger.replay(stage.observed.events, stage.tokens)
-        twins = self._twins(scenario, played)
+        twins = self._twins(scenario, played, self._settings.plan.twins)
         self._lost = any(operation.verb is Verb.WEIGHTS for operation in scenario.schedule)
         answers = stage.answers(breaches, twins)
         return Driven(
@@ -179,16 +195,26 @@ class Driver:
             reason=stage.silent or unsettled(twins),
         )
 
-    def _twins(self, scenario: Scenario, played: Played) -> dict[str, TwinEvidence]:
+    def twin(self, scenario: Scenario, name: str) -> TwinEvidence | None:
+        """What exchanging its neighbours' secrets does to one request; None if that cannot be tried."""
+        try:
+            self._open(scenario)
+            played = self._played(scenario, scenario.schedule)
+            return next(iter(self._twins(scenario, played, 1, name).values()), None)
+        except AdapterError:
+            return None
+
+    def _played(self, scenario: Scenario, schedule: Schedule) -> Played:
+        self._host.reset_cache()
+        return check_played(scenario, self._host.play(schedule), self._plan.model.vocabulary)
+
+    def _twins(
+        self, scenario: Scenario, played: Played, limit: int, only: str | None = None
+    ) -> dict[str, TwinEvidence]:
         """What exchanging secrets shows, where the engine can be made to forget what it has cached."""
         if self._known is None or not self._known.can("reset_cache"):
             return {}
-
-        def play(schedule: Schedule) -> Played:
-            self._host.reset_cache()
-            return check_played(scenario, self._host.play(schedule), self._plan.model.vocabulary)
-
-        return examine_twins(scenario, played, self._settings.plan.twins, play)
+        return examine_twins(scenario, played, limit, partial(self._played, scenario), only)
 
     def _round(
         self, case: Case, prompts: Sequence[Prompt], one_by_one: bool, n: int | None = None

@@ -26,6 +26,7 @@ class Observation:
     breaches: tuple[Breach, ...] = ()  # that hit this request
     kv: KVEvidence | None = None
     side: SideEvidence | None = None
+    kv_judged: bool = False
     media: bool = False  # whether the prompt holds any
     twin: TwinEvidence | None = None
 

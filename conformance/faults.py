@@ -10,12 +10,16 @@ from kvfence.adapters.api import EngineConfig, EngineStartError
 from kvfence.adapters.host import Host, make_host
 from kvfence.adapters.reference import ReferenceAdapter, build
 from kvfence.adapters.wire import EngineInfo
+from kvfence.conformance.driven import Driven
 from kvfence.conformance.driver import Driver
-from kvfence.conformance.judge import Ruling, foremost
+from kvfence.conformance.judge import foremost
+from kvfence.conformance.naming import FAMILY
+from kvfence.conformance.oracles.twin import Verdict
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
-from kvfence.conformance.trial import Trial
+from kvfence.conformance.trial import Judged, Trial
 from kvfence.conformance.yardstick import Yardstick
 from kvfence.reference_impl.defects import DEFECTS, LATER, Defect, Sentinel
 from kvfence.reference_impl.settings import PARTS
@@ -70,10 +74,13 @@ def open_faulty(model: str, config: EngineConfig) -> FaultyAdapter:
 
 
 class Bench:
-    """One plan against one fault after another, in one process for all of them."""
+    """One plan against one fault after another, in one process for all of them.
 
-    def __init__(self, settings: Settings, plan: Plan) -> None:
-        self._settings, self._plan = settings, plan
+    With `tokens_only` nothing is looked at but whether tokens are golden's, as a usual regression test does.
+    """
+
+    def __init__(self, settings: Settings, plan: Plan, tokens_only: bool = False) -> None:
+        self._settings, self._plan, self._tokens_only = settings, plan, tokens_only
         self._host: Host = make_host(SPEC, str(plan.model.path.resolve()), settings.deadline, settings.in_process)
         self._yardstick = Yardstick(settings, plan, lambda record: None)
 
@@ -95,15 +102,22 @@ class Bench:
         begun, cases, tokens, exercised, failed = time.monotonic(), 0, 0, False, ""
         for case in self._plan.cases:
             cases += 1
-            judged = trial.judge(driver.drive(case, self._preparing(driver, case)))
+            driven = driver.drive(case, self._preparing(driver, case))
+            judged = trial.judge(_tokens_only(driven) if self._tokens_only else driven)
             tokens += sum(len(answer.completion.tokens) for answer in judged.driven.answers)
-            ruling, truth = judged.ruling, self._truth()
+            truth = self._truth()
             exercised = exercised or truth.exercised > 0
-            if ruling.outcome is Outcome.SUITE_ERROR:
-                failed = failed or ruling.reason
-            if ruling.outcome is Outcome.VIOLATES:
+            if judged.ruling.outcome is Outcome.SUITE_ERROR:
+                failed = failed or judged.ruling.reason
+            if judged.ruling.outcome is Outcome.VIOLATES:
                 break
-        return _record(defect, needed, exercised, case, ruling, truth, cases, tokens, time.monotonic() - begun, failed)
+        seconds = time.monotonic() - begun
+        twin = None
+        if judged.ruling.outcome is Outcome.VIOLATES and not self._tokens_only:
+            judged = trial.explain(judged, lambda without: driver.emptied(case, without))
+            found = driver.twin(case, foremost(judged.ruling.findings).victim) if isinstance(case, Scenario) else None
+            twin = found and found.verdict is Verdict.DEPENDS
+        return _record(defect, needed, exercised, judged, truth, twin, cases, tokens, seconds, failed)
 
     def _preparing(self, driver: Driver, case: Subject) -> Callable[[EngineInfo], bool]:
         return lambda info: self._yardstick.prepare(case, info, driver.solo)
@@ -120,15 +134,18 @@ def _record(
     defect: Defect | None,
     needed: Defect | None,
     exercised: bool,
-    case: Subject,
-    ruling: Ruling,
+    judged: Judged,
     truth: Truth,
+    twin: bool | None,
     cases: int,
     tokens: int,
     seconds: float,
     failed: str,
 ) -> FaultRecord:
+    case, ruling = judged.driven.case, judged.ruling
     detected = ruling.outcome is Outcome.VIOLATES
+    first = foremost(ruling.findings) if detected else None
+    named = first.explanation if first else None
     oracles = {oracle: None for finding in ruling.findings for oracle in finding.oracles}
     return FaultRecord(
         fault=defect.name if defect else "",
@@ -142,12 +159,27 @@ def _record(
         case=case.id if detected else "",
         requirement=case.requirement if detected else "",
         summary=ruling.reason if detected else "",
-        source_right=_right(case.id, foremost(ruling.findings), truth) if detected else None,
+        source_right=_right(case.id, first, truth) if first else None,
+        twin=twin,
+        family=FAMILY[defect.fault_class] if defect else "",
+        named=named.fault_class or "" if named else "",
+        named_family=named.family or "" if named else "",
+        held_out=bool(defect) and held_out(defect.name),
         cases=cases,
         tokens=tokens,
         seconds=seconds,
         failed=failed,
     )
+
+
+def held_out(name: str) -> bool:
+    """Whether a fault is of the half that the class-naming table was not made for: every second one of the list."""
+    return list(DEFECTS).index(name) % 2 == 1
+
+
+def _tokens_only(driven: Driven) -> Driven:
+    answers = (replace(a, completion=replace(a.completion, logprobs=None, top_logprobs=None)) for a in driven.answers)
+    return replace(driven, answers=tuple(replace(a, side=None, breaches=()) for a in answers))
 
 
 def _settings(needed: Defect | None) -> str:
@@ -168,14 +200,14 @@ def listing() -> Iterator[tuple[str, str, str]]:
         yield "(later)", fault_class, reason
 
 
-def against(settings: Settings, names: Sequence[str]) -> Iterator[FaultRecord]:
+def against(settings: Settings, names: Sequence[str], tokens_only: bool = False) -> Iterator[FaultRecord]:
     """Score the planted faults of these names, after the engine without one. Raises UsageError for an unknown name."""
     patterns = names or ("*",)
     chosen = [defect for name, defect in DEFECTS.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if not chosen:
         raise UsageError(f"no planted fault matches {', '.join(names)}; `kvfence faults list` shows them")
     plan = Plan(settings)
-    bench = Bench(settings, plan)
+    bench = Bench(settings, plan, tokens_only)
     try:
         chosen = [defect for defect in chosen if defect.window == bool(plan.model.window)]
         setups = {_settings(defect): defect for defect in chosen}

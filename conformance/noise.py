@@ -33,6 +33,7 @@ ATTENTION_RUNS = 16  # sequences in equal shapes that are watched
 BUCKETS = (128, 512, 2048, 8192)  # longest position (tokens) of each length bucket
 BATCH_TOKENS = 2_048  # of a padded batch; its logits over a large vocabulary must fit in memory
 DECODED = 4  # tokens computed one by one, as an engine decodes them
+APART = 1000.0  # times the tenth smallest of a hundred errors beyond which one is not of their kind
 SOLO_LIMIT = 8.0  # times golden's own noise beyond which an engine's solo runs are not its equal
 
 Errors = Iterator[list[float]]  # margin errors (logits) of consecutive positions, a sequence at a time
@@ -162,7 +163,8 @@ def calibrate(
     solo runs where those alone are enough to calibrate, else from shapes.
     """
     golden = _take(shapes, positions[0])
-    engine = _take(solo, positions[1]) if solo else []
+    every = _take(solo, positions[1]) if solo else []
+    engine = _noise(every, max([resolution, *golden]))
     held = _take(solo if solo and positions[1] >= positions[0] else shapes, positions[0] // 10)
     return NoiseRecord(
         dtype=dtype,
@@ -170,8 +172,9 @@ def calibrate(
         resolution=resolution,
         shapes_positions=len(golden),
         shapes_max=_max(golden),
-        solo_positions=len(engine),
+        solo_positions=len(every),
         solo_max=_max(engine),
+        solo_outliers=len(every) - len(engine),
         epsilon=FACTOR * _max([resolution, *golden, *engine]),
         held_out_positions=len(held),
         held_out_max=_max(held),
@@ -245,6 +248,17 @@ def _take(errors: Errors, positions: int) -> list[float]:
     while len(taken) < positions:
         taken += next(errors)
     return taken
+
+
+def _noise(errors: list[float], golden: float) -> list[float]:
+    """Errors of solo runs; where some stand apart as rounding never does, without all that are larger than golden's.
+
+    An engine of other weights, or of a coarser dtype, is off everywhere and none of its errors stands apart.
+    """
+    limit = SOLO_LIMIT * golden
+    if max(errors, default=0.0) <= max(limit, APART * sorted([0.0, *errors])[len(errors) // 10]):
+        return errors
+    return [error for error in errors if not error > limit]
 
 
 def _max(errors: list[float]) -> float:

@@ -65,7 +65,12 @@ class Suite:
 
     def examine(self, case: Subject) -> CaseRecord:
         """Run one case and record its verdict. Raises UsageError if the engine has never started and does not."""
-        judged = self._trial.judge(self._drive(case))
+        return self._conclude(self._trial.judge(self._drive(case)))
+
+    def _conclude(self, judged: Judged) -> CaseRecord:
+        """Record a verdict; of a violation, once it has been tried what it takes."""
+        case = judged.driven.case
+        judged = self._trial.explain(judged, lambda without: self._driver.emptied(case, without))
         several = case.mode != "serial" and case.company != "alone"
         if self.settings.plan.serialise and several and judged.ruling.outcome is Outcome.VIOLATES:
             together, alone = (self._driver.again(case, one_by_one) for one_by_one in (False, True))
@@ -78,19 +83,19 @@ class Suite:
             # What a violation says under a lock must be asked before the engine goes on.
             yield from map(self.examine, cases)
             return
-        pending: Future[CaseRecord] | None = None
+        pending: Future[Judged] | None = None
         with ThreadPoolExecutor(1) as judge:
             for case in cases:
                 # Another dtype needs another golden, and measuring noise the engine and golden both.
                 if pending and not self._yardstick.ready(case):
-                    yield pending.result()
+                    yield self._conclude(pending.result())
                     pending = None
                 driven = self._drive(case)
                 if pending:
-                    yield pending.result()
-                pending = judge.submit(lambda driven: self._record(self._trial.judge(driven)), driven)
+                    yield self._conclude(pending.result())
+                pending = judge.submit(self._trial.judge, driven)
             if pending:
-                yield pending.result()
+                yield self._conclude(pending.result())
 
     def _drive(self, case: Subject) -> Driven:
         return self._driver.drive(case, lambda info: self._yardstick.prepare(case, info, self._driver.solo))

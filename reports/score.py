@@ -8,7 +8,9 @@ from statistics import median
 
 from kvfence.reports.text import literal
 
-COLUMNS = ("fault", "class", "report", "exercised", "seen by", "in", "source", "cases", "tokens", "seconds")
+ORACLES = ("golden", "canary", "attention", "blocks", "kv", "side", "twin")
+MARK = {True: "x", False: "", None: "?"}
+COLUMNS = ("fault", "class", "report", "exercised", "seen in", *ORACLES, "named", "source", "tokens", "seconds")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class FaultRecord:
     requirement: str
     summary: str
     source_right: bool | None  # None = nobody's K/V were met, or nothing was seen
+    twin: bool | None  # whether exchanged secrets show it in that case; None = not tried
+    family: str  # of its class
+    named: str  # the class that was suggested; "" = none
+    named_family: str
+    held_out: bool  # whether the class-naming table was made without it
     cases: int
     tokens: int  # the engine emitted until then
     seconds: float
@@ -39,19 +46,30 @@ def write_line(record: FaultRecord, file: Path) -> None:
         handle.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
 
 
+def read_lines(file: Path) -> list[FaultRecord]:
+    """What `write_line` has left. Raises ValueError for a line that is none of its."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [FaultRecord(**{**(line := json.loads(text)), "oracles": tuple(line["oracles"])}) for text in lines]
+
+
 def summary(records: Sequence[FaultRecord]) -> list[str]:
     """The figures, a line each."""
     faults = [record for record in records if record.fault]
     clean = [record for record in records if not record.fault]
     seen = [record for record in faults if record.detected]
-    attributed = [record for record in seen if record.source_right is not None]
     lines = [f"{len(faults)} faults, {sum(r.exercised for r in faults)} exercised, {len(seen)} detected"]
     if seen:
         cost = f"{median(r.seconds for r in seen):.1f} s and {median(r.tokens for r in seen):,.0f} tokens"
         lines.append(f"to detection, median: {cost}")
-    if attributed:
+    if attributed := [record for record in seen if record.source_right is not None]:
         right = sum(bool(record.source_right) for record in attributed)
         lines.append(f"source named right: {right} of {len(attributed)} that have one")
+    for made in (True, False):
+        if named := [record for record in seen if record.held_out is not made]:
+            classes = sum(record.named == record.fault_class for record in named)
+            families = sum(record.named_family == record.family for record in named)
+            half = "the table was made with" if made else "held out"
+            lines.append(f"of {len(named)} {half}: class named right {classes}, family {families}")
     if clean:
         alarms = f"{sum(r.detected for r in clean)} false alarms in {sum(r.cases for r in clean)} cases"
         lines.append(f"without a fault, in {len(clean)} setups: {alarms}")
@@ -59,26 +77,28 @@ def summary(records: Sequence[FaultRecord]) -> list[str]:
 
 
 def markdown(records: Sequence[FaultRecord]) -> str:
-    """The table, and what was missed."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, (r for r in records if r.fault))]
+    """The figures, the table of oracles and faults, and what was missed."""
+    faults = [record for record in records if record.fault]
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, faults)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    missed = [record for record in records if record.fault and not record.detected]
     text = "\n".join(f"- {line}" for line in summary(records))
-    left = "".join(f"- `{r.fault}`: {literal(r.about)}{_why(r)}\n" for r in missed)
+    left = "".join(f"- `{r.fault}`: {literal(r.about)}{_why(r)}\n" for r in faults if not r.detected)
     return f"{text}\n\n{table}\n" + (f"\nNot seen:\n\n{left}" if left else "")
 
 
 def _row(record: FaultRecord) -> tuple[str, ...]:
+    seen = {oracle: oracle in record.oracles for oracle in ORACLES} | {"twin": record.twin}
     source = {True: "right", False: "wrong", None: "-"}[record.source_right]
+    named = {record.fault_class: "right", "": "none"}.get(record.named, record.named)
     return (
         f"`{record.fault}`",
         record.fault_class,
         record.report,
         "yes" if record.exercised else "no",
-        ", ".join(record.oracles) or ("not seen" if not record.detected else ""),
-        record.case,
+        record.case.rpartition("-")[0] or "not seen",
+        *(MARK[seen[oracle]] if record.detected else "" for oracle in ORACLES),
+        named if record.detected else "",
         source if record.detected else "",
-        f"{record.cases}",
         f"{record.tokens:,}",
         f"{record.seconds:.1f}",
     )

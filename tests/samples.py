@@ -8,7 +8,7 @@ from typing import Any
 
 from watched import attention, log, telltales
 
-from kvfence.reports.finding import Finding, Key, LogLine, Spelling, Telltale, Trace
+from kvfence.reports.finding import Explanation, Finding, Key, LogLine, Spelling, Telltale, Trace
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import (
     SCHEMA,
@@ -77,6 +77,7 @@ def noise(dtype: str = "float32") -> NoiseRecord:
         shapes_max=2.4e-5 * scale,
         solo_positions=10_016,
         solo_max=3.1e-5 * scale,
+        solo_outliers=0,
         epsilon=1.24e-4 * scale,
         held_out_positions=1_024,
         held_out_max=2.8e-5 * scale,
@@ -169,6 +170,10 @@ def finding(
         prompt=tuple(range(900, 997)),
         prompt_text="<bos> " + " ".join(evidence.expected_texts[:20]) + " <ask> " + evidence.expected_texts[0],
         trace=evidence,
+        block=7,
+        explanation=Explanation(
+            ("B",), "it does not happen without B", "KEY-HASH", "key", 0.9, "K/V of other tokens were found by a key"
+        ),
     )
 
 

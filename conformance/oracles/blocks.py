@@ -1,7 +1,7 @@
 """Oracle `blocks`: does the log of the cache keep the rules of ownership?
 
-Three rules are the tell-tales of the experiment kvfence grew out of. The length log: a request that starts to write in a
-slot behind what somebody else left there. The key log: a request that takes K/V by a key under which they were never
+Three rules are the tell-tales of the experiment kvfence grew out of. The length log: a request that starts to write in
+a slot behind what somebody else left there. The key log: a request that takes K/V by a key under which they were never
 published, or which are not what its own tokens give. The overlap: a request that writes over what another one, not
 finished yet, relies on. A log that tells to whom slots are handed out breaks three more: a slot handed out that another
 request has; one let go of by who does not have it; and K/V that a fork or a next turn takes, not being its own.

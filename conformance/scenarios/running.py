@@ -97,10 +97,12 @@ def parked(cast: Cast) -> None:
 @scenario("preempt.resumes", CHUNKED)
 def in_its_prompt(cast: Cast) -> None:
     """Taken out of the batch in the middle of a prompt, within a block and at its edge, beside one that goes on."""
-    cast.ask("runs", cast.prefix(1), n=40)
+    cast.ask("runs", cast.prefix(1), n=60)
+    cast.step(2)
     for i in range(3):
-        cast.ask(f"A{i}", cast.write(f"A{i}", cast.prefix(5, i), share=0.9), n=12)
-        cast.step(1 + i)
+        after = f"A{i - 1}" if i else None
+        cast.ask(f"A{i}", cast.write(f"A{i}", cast.prefix(5, i), share=0.9), after=after, n=12)
+        cast.step(1 + i % 2)
         cast.preempt(f"A{i}", at=(f"A{i}", 0))
     cast.ask("B", cast.write("B", cast.prefix(2), share=0.9), n=12)
 

@@ -1,0 +1,150 @@
+"""Facts: what is known of one victim beside that it is one, as short names that the class-naming table goes by.
+
+A name is "group:what". Groups: log (a rule of ownership that broke), kv (what was wrong in the cache), got (how those
+K/V came there), read (the cache was right and was read wrongly), out (how the answer is wrong), side (what two domains
+differ in that met), with (what the victim was put through), beside (what others were) and asked (the requirement).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from kvfence.adapters.observation import Action, CacheEvent
+from kvfence.adapters.schedule import Operation, Verb
+from kvfence.conformance.driven import Driven
+from kvfence.conformance.evidence import Evidence, Observation
+from kvfence.conformance.oracles.canary import Owner
+from kvfence.conformance.oracles.kv import KVEvidence
+from kvfence.conformance.scenarios.scenario import Scenario
+
+IMPRECISE = 0.25  # of the largest element: what is off by less was rounded, and not exchanged
+SLIP = 6  # tokens that must agree again where one was lost or came twice
+BROUGHT = (Action.WRITE, Action.COPY, Action.RESTORE, Action.FETCH, Action.REUSE, Action.FORK)
+
+
+def facts(driven: Driven, observation: Observation, evidence: Evidence) -> frozenset[str]:
+    """All that is known of a victim."""
+    request = f"{driven.case.id}/{observation.prompt.name}"
+    found = {f"asked:{driven.case.requirement}", *_with(driven, observation)}
+    found |= {f"log:{b.kind}" for b in evidence.breaches}
+    found |= {f"log:{b.kind}:{b.cause}" for b in evidence.breaches if b.cause}
+    found |= set(_out(observation, evidence, driven.case.id))
+    if evidence.side:
+        found.add(f"side:{evidence.side.differs or 'nobody'}")
+    if evidence.kv:
+        found |= set(_kv(evidence.kv, Owner(driven.case.id, observation.prompt.name)))
+        found |= set(_got(request, evidence.kv.positions[0], driven.events))
+    elif observation.kv_judged and (evidence.attention or evidence.golden.divergence):
+        found.add("read:wrong")
+    if evidence.attention:
+        found.add("read:attention")
+    return frozenset(found)
+
+
+def _with(driven: Driven, observation: Observation) -> Iterator[str]:
+    """What the victim was put through."""
+    case, name = driven.case, observation.prompt.name
+    yield "with:sharing" if case.mode == "shared" else "with:no-sharing"
+    if observation.completion.cached_tokens:
+        yield "with:hit"
+    if not isinstance(case, Scenario):
+        return
+    schedule, request = case.schedule, f"{case.id}/{name}"
+    own = next((op.request for op in schedule if op.request and op.request.id == request.partition(".")[0]), None)
+    parent = _parent(schedule, request)
+    if parent:
+        yield "with:fork"
+    touched = {op.verb for op in schedule if op.target in (request, parent)}
+    yield from (f"with:{verb}" for verb in touched if verb in (Verb.PREEMPT, Verb.FORK))
+    yield from {f"beside:{op.verb}" for op in schedule if op.target and op.target not in (request, parent)}
+    if own and own.conversation:
+        yield "with:turn"
+        if any(op.verb is Verb.EDIT and op.target == own.conversation for op in schedule):
+            yield "with:edit"
+    if case.setup.chunk:
+        yield "with:chunks"
+    if case.setup.pool:
+        yield "with:tight"
+    restored = {event.action for event in driven.events if event.request == request}
+    yield from (f"with:{action}" for action in restored if action in (Action.RESTORE, Action.FETCH))
+
+
+def _parent(schedule: Sequence[Operation], request: str) -> str | None:
+    """The request that this one is a fork of."""
+    stem, _, number = request.rpartition(".")
+    forked = {op.target for op in schedule if op.verb is Verb.FORK}
+    return stem if number.isdecimal() and stem in forked else None
+
+
+def _out(observation: Observation, evidence: Evidence, case: str) -> Iterator[str]:
+    """How the answer is wrong."""
+    golden = evidence.golden
+    if golden.overflowed:
+        yield "out:no-number"
+    if golden.divergence is None:
+        return
+    step, tokens = golden.divergence.step, observation.completion.tokens
+    yield "out:first" if step == 0 else "out:later"
+    yield f"out:{golden.divergence.by}"
+    if evidence.runs or evidence.splices:
+        yield "out:foreign"
+    if evidence.source and evidence.source.request == observation.prompt.name:
+        yield "out:own"
+    if step > 0 and tokens[step] == tokens[step - 1]:
+        yield "out:doubled"
+    wrong = sum(a != b for a, b in zip(tokens, observation.verification.choices, strict=True))
+    if wrong == 1:
+        yield "out:once"
+
+
+def _kv(wrong: KVEvidence, own: Owner) -> Iterator[str]:
+    """What is wrong in the cache."""
+    if wrong.relative < IMPRECISE:
+        yield "kv:imprecise"
+    if len(wrong.parts) == 1:
+        yield "kv:part"
+    if wrong.source is None:
+        yield "kv:nobody"
+    else:
+        yield "kv:own" if wrong.source == own else "kv:foreign"
+    yield "kv:one-position" if len(wrong.positions) == 1 else "kv:positions"
+    if np.diff(wrong.positions).max(initial=1) > 1:
+        yield "kv:scattered"
+
+
+def block_of(request: str, evidence: Evidence, events: Sequence[CacheEvent]) -> int | None:
+    """The block that a victim was hit through, as far as it is seen."""
+    if evidence.breaches:
+        return evidence.breaches[0].event.slot
+    taken = _taken(request, evidence.kv.positions[0], events) if evidence.kv else None
+    return taken.slot if taken else None
+
+
+def _taken(request: str, position: int, events: Sequence[CacheEvent]) -> CacheEvent | None:
+    """The line by which a request came to the K/V of a position, last."""
+    return _last(events, lambda e: e.request == request and e.action in BROUGHT and _holds(e, position))
+
+
+def _got(request: str, position: int, events: Sequence[CacheEvent]) -> Iterator[str]:
+    """How the K/V of a position came to be the request's, and there."""
+    taken = _taken(request, position, events)
+    if taken is None:
+        return
+    yield f"got:{taken.action}"
+    if taken.action in (Action.REUSE, Action.FORK):
+        offset = taken.start + position - taken.position
+        before = events[: events.index(taken) + 1]
+        laid = _last(
+            before,
+            lambda e: e.slot == taken.slot and e.action in BROUGHT[:4] and 0 <= offset - e.start < max(e.length, 1),
+        )
+        if laid:
+            yield f"got:{taken.action}:{laid.action}"
+
+
+def _holds(event: CacheEvent, position: int) -> bool:
+    return 0 <= position - event.position < max(event.length, 1)
+
+
+def _last(events: Sequence[CacheEvent], wanted: Callable[[CacheEvent], bool]) -> CacheEvent | None:
+    return next((event for event in reversed(events) if wanted(event)), None)
