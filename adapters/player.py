@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from kvfence.adapters.api import Completion, Engine, EngineFaultError, Session, Support
 from kvfence.adapters.observation import Observed
@@ -19,6 +20,7 @@ class Played:
     parents: Mapping[str, str] = field(default_factory=dict)  # of forks
     missed: str = ""  # the operation whose moment never came, with which the schedule ended; one line
     observed: Observed = field(default_factory=Observed)
+    first_token: Mapping[str, float] = field(default_factory=dict)  # seconds from handing over to the first token
 
 
 def play(engine: Engine, schedule: Schedule) -> Played:
@@ -44,6 +46,8 @@ class _Performance:
         self._done: dict[str, Completion] = {}
         self._failed: dict[str, str] = {}
         self._parents: dict[str, str] = {}
+        self._handed: dict[str, float] = {}  # over, at what time
+        self._first: dict[str, float] = {}
 
     def run(self, schedule: Schedule) -> Played:
         missed = ""
@@ -59,7 +63,7 @@ class _Performance:
             self._session.close()
         emitted = {id: tuple(tokens) for id, tokens in self._emitted.items()}
         done = tuple(self._done.values())
-        return Played(done, emitted, self._failed, self._parents, missed, self._engine.observe())
+        return Played(done, emitted, self._failed, self._parents, missed, self._engine.observe(), self._first)
 
     def _wait(self, moment: Moment) -> bool:
         """Step until a moment has come; False if it never does."""
@@ -76,6 +80,10 @@ class _Performance:
     def _step(self) -> bool:
         """Run one forward pass; False if there is nothing left to do."""
         emitted = self._session.step()
+        now = perf_counter()
+        self._first |= {
+            id: now - self._handed.pop(id) for id, tokens in emitted.items() if tokens and id in self._handed
+        }
         for id, tokens in emitted.items():
             self._emitted[id] += tokens
         self._done |= {completion.id: completion for completion in self._session.completions()}
@@ -87,6 +95,7 @@ class _Performance:
         match operation.verb:
             case Verb.SUBMIT:
                 assert operation.request is not None
+                self._handed[operation.request.id] = perf_counter()
                 session.submit(operation.request)
             case Verb.CANCEL:
                 session.cancel(target)

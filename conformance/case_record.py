@@ -43,6 +43,7 @@ def case_record(settings: Settings, judged: Judged) -> CaseRecord:
         log=_log(judged) if ruling.outcome is Outcome.VIOLATES else (),
         log_left_out=max(0, len(driven.events) - LOG_LINES) if ruling.outcome is Outcome.VIOLATES else 0,
         telltales=judged.telltales,
+        asked=judged.asked,
     )
 
 

@@ -7,8 +7,8 @@ from kvfence.adapters.api import Completion
 from kvfence.adapters.observation import KV, Attention, CacheEvent
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.control import Control
-from kvfence.conformance.oracles.blocks import Breach
-from kvfence.conformance.oracles.side import Domain, SideEvidence
+from kvfence.conformance.oracles.side import Domain, SideEvidence, TimeEvidence
+from kvfence.conformance.oracles.slots import Breach
 from kvfence.conformance.oracles.twin import TwinEvidence
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.subject import Subject
@@ -29,6 +29,7 @@ class Answer:
     side: SideEvidence | None = None
     cut: bool = False  # whether it was withdrawn
     twin: TwinEvidence | None = None
+    times: TimeEvidence | None = None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from kvfence.adapters.api import Completion
 from kvfence.conformance.oracles.attention import AttentionEvidence, Comparison, Thresholds
-from kvfence.conformance.oracles.blocks import Breach
 from kvfence.conformance.oracles.canary import Owner, Owners, Run, Splice, spellings, splices
 from kvfence.conformance.oracles.golden import GoldenEvidence, Tolerance, examine
 from kvfence.conformance.oracles.kv import KVEvidence
-from kvfence.conformance.oracles.side import SideEvidence
+from kvfence.conformance.oracles.side import SideEvidence, TimeEvidence
+from kvfence.conformance.oracles.slots import Breach
 from kvfence.conformance.oracles.twin import TwinEvidence, Verdict
 from kvfence.prompts.groups import Layout
 from kvfence.prompts.prompt import Prompt
@@ -29,6 +29,7 @@ class Observation:
     kv_judged: bool = False
     media: bool = False  # whether the prompt holds any
     twin: TwinEvidence | None = None
+    times: TimeEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Evidence:
     kv: KVEvidence | None = None
     side: SideEvidence | None = None
     twin: TwinEvidence | None = None
+    times: TimeEvidence | None = None
 
     @property
     def oracles(self) -> tuple[str, ...]:
@@ -53,7 +55,7 @@ class Evidence:
             "attention": self.attention is not None,
             "blocks": bool(self.breaches),
             "kv": self.kv is not None,
-            "side": self.side is not None,
+            "side": self.side is not None or self.times is not None,
             "twin": self.twin is not None and self.twin.verdict is Verdict.DEPENDS,
         }
         return tuple(name for name, fired in found.items() if fired)
@@ -154,6 +156,7 @@ def ask(
         observation.kv,
         observation.side,
         observation.twin,
+        observation.times,
     )
 
 

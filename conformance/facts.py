@@ -2,9 +2,11 @@
 
 A name is "group:what". Groups: log (a rule of ownership that broke), kv (what was wrong in the cache), got (how those
 K/V came there), read (the cache was right and was read wrongly), out (how the answer is wrong), side (what two domains
-differ in that met), with (what the victim was put through), beside (what others were) and asked (the requirement).
+differ in that met), with (what the victim was put through), beside (what others were), case (rules that broke for
+anybody) and asked (the requirement).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -18,7 +20,6 @@ from kvfence.conformance.oracles.kv import KVEvidence
 from kvfence.conformance.scenarios.scenario import Scenario
 
 IMPRECISE = 0.25  # of the largest element: what is off by less was rounded, and not exchanged
-SLIP = 6  # tokens that must agree again where one was lost or came twice
 BROUGHT = (Action.WRITE, Action.COPY, Action.RESTORE, Action.FETCH, Action.REUSE, Action.FORK)
 
 
@@ -28,13 +29,15 @@ def facts(driven: Driven, observation: Observation, evidence: Evidence) -> froze
     found = {f"asked:{driven.case.requirement}", *_with(driven, observation)}
     found |= {f"log:{b.kind}" for b in evidence.breaches}
     found |= {f"log:{b.kind}:{b.cause}" for b in evidence.breaches if b.cause}
+    found |= {f"case:{b.kind}" for answer in driven.answers for b in answer.breaches}
     found |= set(_out(observation, evidence, driven.case.id))
     if evidence.side:
         found.add(f"side:{evidence.side.differs or 'nobody'}")
     if evidence.kv:
         found |= set(_kv(evidence.kv, Owner(driven.case.id, observation.prompt.name)))
         found |= set(_got(request, evidence.kv.positions[0], driven.events))
-    elif observation.kv_judged and (evidence.attention or evidence.golden.divergence):
+    reads = evidence.attention is not None or evidence.golden.divergence is not None
+    if observation.kv_judged and reads and not (evidence.kv and evidence.kv.first_layer):
         found.add("read:wrong")
     if evidence.attention:
         found.add("read:attention")
@@ -50,8 +53,8 @@ def _with(driven: Driven, observation: Observation) -> Iterator[str]:
     if not isinstance(case, Scenario):
         return
     schedule, request = case.schedule, f"{case.id}/{name}"
-    own = next((op.request for op in schedule if op.request and op.request.id == request.partition(".")[0]), None)
     parent = _parent(schedule, request)
+    own = next((op.request for op in schedule if op.request and op.request.id in (request, parent)), None)
     if parent:
         yield "with:fork"
     touched = {op.verb for op in schedule if op.target in (request, parent)}
@@ -65,8 +68,28 @@ def _with(driven: Driven, observation: Observation) -> Iterator[str]:
         yield "with:chunks"
     if case.setup.pool:
         yield "with:tight"
-    restored = {event.action for event in driven.events if event.request == request}
-    yield from (f"with:{action}" for action in restored if action in (Action.RESTORE, Action.FETCH))
+    yield from _lived([event for event in driven.events if event.request == request])
+
+
+def _lived(events: Sequence[CacheEvent]) -> Iterator[str]:
+    """What the log says the victim went through."""
+    yield from {f"with:{event.action}" for event in events if event.action in BROUGHT[1:]}
+    held: set[int] = set()
+    written: set[int] = set()
+    ended = False
+    for event in events:
+        if event.action is Action.FREE:
+            held.discard(event.slot)
+            ended = ended or (not held and bool(written))
+        elif event.action in (Action.ALLOCATE, Action.REUSE, Action.FORK):
+            held.add(event.slot)
+        elif event.action is Action.WRITE:
+            span = range(event.position, event.position + event.length)
+            if ended:
+                yield "with:again"  # it had let go of everything, and was taken up again
+            elif not written.isdisjoint(span):
+                yield "with:rewrites"
+            written.update(span)
 
 
 def _parent(schedule: Sequence[Operation], request: str) -> str | None:
@@ -79,7 +102,7 @@ def _parent(schedule: Sequence[Operation], request: str) -> str | None:
 def _out(observation: Observation, evidence: Evidence, case: str) -> Iterator[str]:
     """How the answer is wrong."""
     golden = evidence.golden
-    if golden.overflowed:
+    if any(math.isnan(logprob) for logprob in observation.completion.logprobs or ()):
         yield "out:no-number"
     if golden.divergence is None:
         return
@@ -103,6 +126,10 @@ def _kv(wrong: KVEvidence, own: Owner) -> Iterator[str]:
         yield "kv:imprecise"
     if len(wrong.parts) == 1:
         yield "kv:part"
+    # K/V of layer 0 are made of one token only: where they are right the others were computed from wrong reads.
+    yield "kv:stored" if wrong.first_layer else "kv:derived"
+    if wrong.first_layer == ("K",):
+        yield "kv:turned"  # V does not depend on the position, K does
     if wrong.source is None:
         yield "kv:nobody"
     else:
@@ -131,6 +158,10 @@ def _got(request: str, position: int, events: Sequence[CacheEvent]) -> Iterator[
     if taken is None:
         return
     yield f"got:{taken.action}"
+    since = [e for e in events[events.index(taken) + 1 :] if e.request == request]
+    freed = next((i for i, e in enumerate(since) if e.action is Action.FREE and e.slot == taken.slot), len(since))
+    if any(e.action is Action.WRITE for e in since[freed:]):
+        yield "got:lost"  # it let go of them, and went on without
     if taken.action in (Action.REUSE, Action.FORK):
         offset = taken.start + position - taken.position
         before = events[: events.index(taken) + 1]

@@ -8,8 +8,8 @@ from kvfence.adapters.api import Completion, EngineFaultError, Request
 from kvfence.adapters.check import check_completion
 from kvfence.adapters.player import Played
 from kvfence.adapters.schedule import Operation, Verb
-from kvfence.conformance.oracles.blocks import Mark
 from kvfence.conformance.oracles.side import Domain
+from kvfence.conformance.oracles.slots import Mark
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.prompts.groups import Layout, Tokens
 from kvfence.prompts.prompt import Prompt

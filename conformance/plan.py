@@ -5,7 +5,6 @@ Every case of the profile is drawn, also those not asked for, so that a case has
 
 import shutil
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
@@ -100,7 +99,7 @@ class Plan:
 
     def _write_scenarios(self, dtypes: tuple[str, ...]) -> Iterator[Scenario]:
         patterns, layout = self._settings.plan.scenarios, self._layouts.get("canary")
-        names = [name for name in REPERTOIRE.names() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        names = REPERTOIRE.matching(patterns)
         if names and layout is None:
             raise UsageError(f"scenarios are written in the canary's words, and {self.model.path} has others")
         for dtype in dtypes:

@@ -12,9 +12,9 @@ from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.control import Control
 from kvfence.conformance.driven import Answer
 from kvfence.conformance.oracles import side
-from kvfence.conformance.oracles.blocks import Breach
 from kvfence.conformance.oracles.canary import Owner
-from kvfence.conformance.oracles.side import Sent, SideEvidence
+from kvfence.conformance.oracles.side import Sent, SideEvidence, TimeEvidence
+from kvfence.conformance.oracles.slots import Breach
 from kvfence.conformance.oracles.twin import TwinEvidence
 from kvfence.conformance.performance import Part, marked, parts
 from kvfence.conformance.scenarios.scenario import Scenario
@@ -74,6 +74,7 @@ class Stage:
                     self._side(part, self.parts[:i]),
                     part.cut,
                     twins.get(id),
+                    self._times if part.prompt.name == self._timed else None,
                 )
             )
         return tuple(found)
@@ -86,11 +87,38 @@ class Stage:
             return played.missed.replace(f"{scenario.id}/", "")
         for id, reason in played.failed.items():
             return f"request {id.rpartition('/')[2]} failed: {reason}"
+        if scenario.arms and (unknown := self._untimed):
+            return unknown
         cached = {p.prompt.name: p.completion.cached_tokens for p in self.parts if p.completion}
         missed = [name for name in scenario.hits if cached.get(name) == 0]
         if missed:
             return f"the cache was not hit by {', '.join(missed)}, though it could have been"
         return ""
+
+    @property
+    def _timed(self) -> str | None:
+        """The request that a difference of times is told of: the first whose prefix another domain has sent."""
+        return self._scenario.arms["other"][0] if self._scenario.arms else None
+
+    def _seconds(self, arm: str) -> list[float]:
+        first = self._played.first_token
+        ids = [f"{self._scenario.id}/{name}" for name in self._scenario.arms[arm]]
+        return [first[id] for id in ids if id in first]
+
+    @cached_property
+    def _untimed(self) -> str:
+        """Why equal times would show nothing, or nothing."""
+        if any(len(self._seconds(arm)) < len(names) for arm, names in self._scenario.arms.items()):
+            return "the engine does not tell when first tokens come"
+        if not side.times_differ(self._seconds("same"), self._seconds("fresh")):
+            return "first tokens come no earlier where the same tenant has sent the prefix, so that times tell nothing"
+        return ""
+
+    @cached_property
+    def _times(self) -> TimeEvidence | None:
+        if self._untimed:
+            return None
+        return side.examine_times(self._seconds("other"), self._seconds("fresh"))
 
     def _attention(self, part: Part) -> Attention | None:
         seen, completion = self.observed.attention.get(part.request.id), part.completion

@@ -116,5 +116,8 @@ def _summarise(records: list[CaseRecord], settings: Settings, code: int) -> None
     engine = sum(record.engine_seconds for record in records)
     suite = sum(record.suite_seconds for record in records)
     console.print(Text(f"{len(records)} cases: {told}", STYLES[Outcome.VIOLATES if code == 1 else Outcome.CONFORMS]))
+    oracles = dict.fromkeys(oracle for record in records for oracle in record.asked)
+    if code != 1 and oracles:
+        console.print(f"oracles asked: {', '.join(oracles)}; what their silence does not show stands in the report")
     console.print(f"engine {engine:.1f} s, suite {suite:.1f} s, exit code {code}")
     console.print(Text(f"report: {settings.report / 'report.html'}"))

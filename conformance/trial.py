@@ -15,6 +15,7 @@ from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
 from kvfence.conformance.oracles.golden import Tolerance
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.subject import Subject
 from kvfence.conformance.trigger import find_trigger
@@ -40,6 +41,7 @@ class Judged:
     baselines: tuple[Tokens, ...] = ()  # empty where it was not decoded
     telltales: tuple[Telltale, ...] = ()
     seconds: float = 0.0
+    asked: tuple[str, ...] = ()  # names of the oracles that were
 
 
 @dataclass
@@ -75,7 +77,8 @@ class Trial:
         )
         ruling = self._rule(driven, scale, evidence, findings)
         telltales = _telltales(driven, evidence) if ruling.findings else ()
-        return Judged(driven, ruling, observations, evidence, baselines, telltales, time.monotonic() - begun)
+        seconds, asked = time.monotonic() - begun, _asked(driven, observations, scale)
+        return Judged(driven, ruling, observations, evidence, baselines, telltales, seconds, asked)
 
     def _rule(
         self, driven: Driven, scale: Calibration, evidence: Sequence[Evidence], findings: Sequence[Finding]
@@ -104,7 +107,10 @@ class Trial:
         if not findings:
             return judged
         first = foremost(findings)
-        trigger = find_trigger(judged.driven, first, lambda without: self._still_harmed(again(without)))
+        # Samples of times are not worth taking again.
+        timed = isinstance(judged.driven.case, Scenario) and judged.driven.case.arms
+        harmed = None if timed else lambda without: self._still_harmed(again(without))
+        trigger = find_trigger(judged.driven, first, harmed) if harmed else None
         said = {o.prompt.name: (o, e) for o, e in zip(judged.observations, judged.evidence, strict=True)}
         explained = []
         for found in findings:
@@ -168,6 +174,21 @@ class Trial:
         return golden.output(observation.prompt.tokens, len(tokens))
 
 
+def _asked(driven: Driven, observations: Sequence[Observation], scale: Calibration) -> tuple[str, ...]:
+    """Names of the oracles that had something to look at."""
+    counted = any(o.completion.cached_tokens is not None for o in observations)
+    could = {
+        "golden": True,
+        "canary": any(o.prompt.words for o in observations),
+        "attention": scale.thresholds is not None and any(o.attention for o in observations),
+        "blocks": bool(driven.events),
+        "kv": any(o.kv_judged for o in observations),
+        "side": isinstance(driven.case, Scenario) and counted,
+        "twin": any(o.twin for o in observations),
+    }
+    return tuple(name for name, asked in could.items() if asked)
+
+
 def not_shown(driven: Driven, observe: Sequence[str]) -> str:
     """What an engine says it shows and, asked to `observe` it, did not show of some requests; one line, or nothing."""
     logged = {event.request for event in driven.events}
@@ -216,7 +237,8 @@ def _observed(golden: Golden, answer: Answer, scale: Calibration, golden_kv: Gol
         answer.breaches,
         kv,
         answer.side,
-        golden_kv is not None and answer.kv is not None,
+        golden_kv is not None and answer.kv is not None and not media,
         bool(media),
         answer.twin,
+        answer.times,
     )

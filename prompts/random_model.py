@@ -18,7 +18,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from kvfence.prompts import alphabet, tokenizer
 
-
 WINDOW = 48  # tokens, three blocks of 16
 
 

@@ -118,6 +118,7 @@ class CaseRecord:
     log: tuple[LogLine, ...] = ()  # of a case that violates, where the engine lets its cache be observed
     log_left_out: int = 0  # lines beyond those that are recorded
     telltales: tuple[Telltale, ...] = ()
+    asked: tuple[str, ...] = ()  # names of the oracles that were
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from kvfence.reports.groups import Row, engine_name, rows
 from kvfence.reports.matrix import Matrix, badness, dtype_order, matrix, mode_order
 from kvfence.reports.outcome import UNDECIDED, exit_code
 from kvfence.reports.records import Run
+from kvfence.reports.silence import silence
 from kvfence.reports.text import count, duration
 
 
@@ -81,6 +82,7 @@ class View:
     counts: tuple[tuple[str, int], ...]
     shares: str
     proof: tuple[str, ...]
+    silence: tuple[tuple[str, str, str], ...]  # of each oracle: name, how often it was asked, what it does not show
     matrix: Matrix
     modes: tuple[tuple[str, tuple[Row, ...]], ...]
     cards: list[Card]
@@ -107,6 +109,7 @@ def view(run: Run) -> View:
         counts=counts,
         shares=svg.shares(counts),
         proof=tuple(_proof(run)),
+        silence=tuple(silence(run)),
         matrix=matrix(run.cases),
         modes=tuple(_modes(run)),
         cards=full,

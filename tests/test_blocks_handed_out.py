@@ -3,7 +3,8 @@
 import pytest
 
 from kvfence.adapters.observation import Action, CacheEvent
-from kvfence.conformance.oracles.blocks import Ledger, Mark
+from kvfence.conformance.oracles.blocks import Ledger
+from kvfence.conformance.oracles.slots import Mark
 
 A, B, C = {"A": (1, 2, 3, 4)}, {"B": (1, 2, 5, 6)}, {"C": (1, 2, 3, 4)}
 

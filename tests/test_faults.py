@@ -15,7 +15,7 @@ from kvfence.reports.score import FaultRecord, markdown, summary
 
 
 def score(name, *cases, watch=("events", "kv")):
-    patterns = tuple(f"{case}-*" for case in cases)
+    patterns = tuple(f"{case}-float32" for case in cases)
     settings = Settings("reference", "canary", "scenarios", cases=patterns, watch=watch, in_process=True)
     bench = Bench(settings, Plan(settings))
     try:

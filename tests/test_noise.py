@@ -9,7 +9,7 @@ from kvfence.adapters.api import Completion
 from kvfence.adapters.observation import Action, CacheEvent
 from kvfence.conformance import noise
 from kvfence.conformance.driven import Answer
-from kvfence.conformance.oracles.blocks import Breach
+from kvfence.conformance.oracles.slots import Breach
 from kvfence.prompts.prompt import Prompt
 from kvfence.prompts.word_layout import WordLayout
 from kvfence.reference_impl import shapes

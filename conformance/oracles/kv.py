@@ -40,6 +40,7 @@ class KVEvidence:
     layers: tuple[int, ...]
     heads: tuple[int, ...]  # KV heads
     parts: tuple[str, ...]  # of "K" and "V"
+    first_layer: tuple[str, ...]  # of these, what is off in layer 0, whose K/V are made of one token only
     excess: float  # largest error over its tolerance
     relative: float  # largest error over the largest element that should be there, cell by cell
     source: Owner | None  # whose K/V the first of these positions holds; None = nobody's that is known
@@ -79,7 +80,8 @@ def examine(
     size = np.abs(golden[..., : wrong.shape[-1], :]).max(-1)[wrong]
     relative = float((np.nan_to_num(errors(shown, golden)[wrong], nan=np.inf) / np.maximum(size, 1e-9)).max())
     names = tuple(PARTS[part] for part in parts)
-    return KVEvidence(tuple(positions), tuple(layers), tuple(heads), names, worst, relative, source, where)
+    first = tuple(name for name, at in zip(PARTS, wrong[:, 0], strict=True) if at.any())
+    return KVEvidence(tuple(positions), tuple(layers), tuple(heads), names, first, worst, relative, source, where)
 
 
 def _whose(

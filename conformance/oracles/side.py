@@ -1,13 +1,20 @@
 """Oracle `side`: does a request learn of another isolation domain, though every token is right?
 
 What a request may find in the cache is bounded by what was sent before it in its own domain: the same salt, adapter,
-media and weights. More cached tokens than that tell whose prompt is cached.
+media and weights. More cached tokens than that tell whose prompt is cached; so do first tokens
+that come earlier, held against those of prefixes that nobody has sent.
 """
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from kvfence.conformance.oracles.canary import Owner
+
+ALPHA = 1e-6
+SAMPLES = 100  # of each arm
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,15 @@ class Sent:
     owner: Owner
     domain: Domain
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TimeEvidence:
+    """That first tokens come earlier, or later, where only another domain has sent the prefix."""
+
+    distance: float  # Kolmogorov and Smirnov's, of the two samples
+    other: float  # median seconds to the first token, of a prefix that another domain has sent
+    fresh: float  # of one that nobody has
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,23 @@ def examine(domain: Domain, prompt: Sequence[int], cached: int | None, before: S
     # The closest domain explains most: what differs is what the key has forgotten.
     best = min(others, key=lambda sent: len(_differences(sent.domain, domain)))
     return SideEvidence(cached, possible, best.owner, _differences(best.domain, domain)[0])
+
+
+def times_differ(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Kolmogorov and Smirnov's distance of two samples, if it is larger than chance makes it once in 1 / `ALPHA`.
+
+    By Smirnov's bound for large samples (1948), which is on the safe side for small ones.
+    """
+    merged = sorted([*a, *b])
+    distance = max(abs(bisect_right(sorted(a), x) / len(a) - bisect_right(sorted(b), x) / len(b)) for x in merged)
+    bound = math.sqrt(-math.log(ALPHA / 2) / 2 * (len(a) + len(b)) / (len(a) * len(b)))
+    return distance if distance > bound else None
+
+
+def examine_times(other: Sequence[float], fresh: Sequence[float]) -> TimeEvidence | None:
+    """Hold seconds to the first token of prefixes that another domain has sent against those of fresh ones."""
+    distance = times_differ(other, fresh)
+    return None if distance is None else TimeEvidence(distance, median(other), median(fresh))
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,10 +1,12 @@
 """The cast of a scenario: writes its prompts and notes its operations, in the order in which it is told them."""
 
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kvfence.adapters.api import Media, Request
 from kvfence.adapters.schedule import Moment, Operation, Verb
+from kvfence.conformance.scenarios.order import ORDER
 from kvfence.conformance.scenarios.scenario import ROOMY, Scenario, Setup
 from kvfence.prompts import alphabet
 from kvfence.prompts.groups import Layout, Tokens
@@ -26,6 +28,7 @@ class Cast:
         self.operations: list[Operation] = []
         self.prompts: dict[str, Prompt] = {}
         self.hits: list[str] = []
+        self.arms: dict[str, tuple[str, ...]] = {}
 
     # Prompts.
 
@@ -137,22 +140,38 @@ class Repertoire:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, Setup, Direct]] = {}
+        self._apart: set[str] = set()
 
-    def scenario(self, requirement: str, setup: Setup = ROOMY) -> Callable[[Direct], Direct]:
-        """Register a function that directs a cast: its family is the requirement's, its name the function's."""
+    def scenario(self, requirement: str, setup: Setup = ROOMY, apart: bool = False) -> Callable[[Direct], Direct]:
+        """Register a function that directs a cast: its family is the requirement's, its name the function's.
+
+        One that is `apart` is taken only where its family is named.
+        """
 
         def register(direct: Direct) -> Direct:
             name = f"{requirement.partition('.')[0]}.{direct.__name__.replace('_', '-')}"
             assert name not in self._known, name
             self._known[name] = (requirement, setup, direct)
+            if apart:
+                self._apart.add(name)
             return direct
 
         return register
 
     def names(self) -> list[str]:
-        """Names of all scenarios, those of one setup together."""
-        setups = list(dict.fromkeys(setup for _, setup, _ in self._known.values()))
-        return sorted(self._known, key=lambda name: setups.index(self._known[name][1]))
+        """Names of all scenarios in running order, those of one setup together."""
+        places = {name: i for i, name in enumerate(ORDER)}
+        names = sorted(self._known, key=lambda name: places.get(name, len(ORDER)))
+        setups = list(dict.fromkeys(self._known[name][1] for name in names))
+        return sorted(names, key=lambda name: setups.index(self._known[name][1]))
+
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """Names that match any of some patterns, in running order."""
+        return [
+            name
+            for name in self.names()
+            if any(fnmatchcase(name, pattern) and (pattern != "*" or name not in self._apart) for pattern in patterns)
+        ]
 
     def requirement(self, name: str) -> str:
         """The id of the requirement that a scenario is about."""
@@ -165,7 +184,7 @@ class Repertoire:
         direct(cast)
         operations = tuple(cast.operations)
         hits = tuple(cast.hits)
-        return Scenario(name, requirement, setup, dtype, layout.name, operations, cast.prompts, hits, model)
+        return Scenario(name, requirement, setup, dtype, layout.name, operations, cast.prompts, hits, model, cast.arms)
 
 
 REPERTOIRE = Repertoire()

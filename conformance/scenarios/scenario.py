@@ -1,7 +1,7 @@
 """A scenario: a schedule with the prompts it is made of, the engine it needs and what must happen for it to count."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfence.adapters.schedule import Schedule
@@ -39,6 +39,7 @@ class Scenario:
     prompts: Mapping[str, Prompt]  # as they were sent, by name of the request
     hits: tuple[str, ...]  # names of requests that must have been served from the cache
     model: Path  # the folder of the model that it is for
+    arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of requests whose times are compared
     edge: Edge = Edge("-", None)  # noqa: RUF009 - frozen
     company: str = "-"
 

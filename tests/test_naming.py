@@ -1,0 +1,42 @@
+"""The class-naming table: whole, every row of use, and the first that matches names the class."""
+
+from itertools import combinations
+
+import pytest
+
+from kvfence.conformance.naming import FAMILIES, FAMILY, TABLE, suggest
+from kvfence.reference_impl.defects import DEFECTS, LATER
+
+
+def test_every_class_is_of_one_family():
+    assert len(FAMILY) == sum(map(len, FAMILIES.values()))
+    assert {defect.fault_class for defect in DEFECTS.values()} | set(LATER) == set(FAMILY)
+    assert {row.fault_class for row in TABLE} <= set(FAMILY)
+
+
+def test_no_row_is_hidden_by_one_before_it():
+    for first, second in combinations(TABLE, 2):
+        assert not set(first.facts) <= set(second.facts), (first, second)
+
+
+@pytest.mark.parametrize(
+    ("known", "named"),
+    [
+        ({"log:key", "log:key:salt", "kv:foreign", "side:salt"}, "KEY-SALT"),
+        ({"side:media", "out:margin"}, "KEY-MM"),
+        ({"log:overlap", "log:overlap:padding", "kv:nobody"}, "PAD-WRITE"),
+        ({"out:no-number", "kv:nobody"}, "NAN-SLOT"),
+        ({"out:margin"}, None),
+    ],
+)
+def test_the_first_row_that_matches_names_the_class(known, named):
+    row = suggest(frozenset(known))
+    assert (row.fault_class if row else None) == named
+
+
+def test_a_fact_with_a_dash_must_not_be_known():
+    barred = [row for row in TABLE if any(fact.startswith("-") for fact in row.facts)]
+    for row in barred:
+        held = {fact for fact in row.facts if not fact.startswith("-")}
+        assert row.matches(frozenset(held))
+        assert not row.matches(frozenset(held | {fact[1:] for fact in row.facts if fact.startswith("-")}))
