@@ -24,6 +24,7 @@ from kvfence.adapters.hf_model import POOL_TOKENS, TOP, load
 from kvfence.adapters.observation import KV, Action, Attention, CacheEvent, Observed, join
 from kvfence.adapters.reference_session import ReferenceSession, refused
 from kvfence.reference_impl import sequence as seq
+from kvfence.reference_impl.clock import Stream
 from kvfence.reference_impl.engine import EngineError, ReferenceEngine
 from kvfence.reference_impl.lora import LoraError, read_lora
 from kvfence.reference_impl.paged import UnsupportedModelError
@@ -111,7 +112,8 @@ class ReferenceAdapter(Engine):
         if "attention" in self._config.observe and sequence.attention:
             steps = [(seen.rows, seen.maximum, seen.entropy, seen.top) for seen in sequence.attention]
             self._attention[sequence.id] = join(steps)
-        if "kv" in self._config.observe:
+        # Of one withdrawn while its K/V are on their way there is nothing to read yet.
+        if "kv" in self._config.observe and all(one.stream is Stream.STEPS for one in sequence.in_flight()):
             self._kv[sequence.id] = self._read(sequence)
 
     def _read(self, sequence: seq.Sequence) -> KV:

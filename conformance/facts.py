@@ -20,7 +20,8 @@ from kvfence.conformance.oracles.kv import KVEvidence
 from kvfence.conformance.scenarios.scenario import Scenario
 
 IMPRECISE = 0.25  # of the largest element: what is off by less was rounded, and not exchanged
-BROUGHT = (Action.WRITE, Action.COPY, Action.RESTORE, Action.FETCH, Action.REUSE, Action.FORK)
+LAID = (Action.WRITE, Action.COPY, Action.RESTORE, Action.FETCH)
+BROUGHT = (*LAID, Action.REUSE, Action.FORK)
 
 
 def facts(driven: Driven, observation: Observation, evidence: Evidence) -> frozenset[str]:
@@ -35,9 +36,9 @@ def facts(driven: Driven, observation: Observation, evidence: Evidence) -> froze
         found.add(f"side:{evidence.side.differs or 'nobody'}")
     if evidence.kv:
         found |= set(_kv(evidence.kv, Owner(driven.case.id, observation.prompt.name)))
-        found |= set(_got(request, evidence.kv.positions[0], driven.events))
-    reads = evidence.attention is not None or evidence.golden.divergence is not None
-    if observation.kv_judged and reads and not (evidence.kv and evidence.kv.first_layer):
+        found |= set(_got(request, evidence.kv, driven.events))
+    harmed = evidence.kv or evidence.attention or evidence.golden.divergence
+    if observation.kv_judged and harmed and not (evidence.kv and evidence.kv.first_layer):
         found.add("read:wrong")
     if evidence.attention:
         found.add("read:attention")
@@ -152,25 +153,30 @@ def _taken(request: str, position: int, events: Sequence[CacheEvent]) -> CacheEv
     return _last(events, lambda e: e.request == request and e.action in BROUGHT and _holds(e, position))
 
 
-def _got(request: str, position: int, events: Sequence[CacheEvent]) -> Iterator[str]:
-    """How the K/V of a position came to be the request's, and there."""
+def _got(request: str, wrong: KVEvidence, events: Sequence[CacheEvent]) -> Iterator[str]:
+    """How the K/V of the first wrong position came to be the request's, and there."""
+    position = wrong.positions[0]
     taken = _taken(request, position, events)
     if taken is None:
         return
+    place = taken.start + position - taken.position
+    before = _last(events[: events.index(taken)], lambda e: _lays(e, taken.slot, place) and e.request != request)
+    if before and wrong.source and before.request == f"{wrong.source.case}/{wrong.source.request}":
+        yield "kv:left"  # by who had the slot before
     yield f"got:{taken.action}"
     since = [e for e in events[events.index(taken) + 1 :] if e.request == request]
     freed = next((i for i, e in enumerate(since) if e.action is Action.FREE and e.slot == taken.slot), len(since))
     if any(e.action is Action.WRITE for e in since[freed:]):
         yield "got:lost"  # it let go of them, and went on without
     if taken.action in (Action.REUSE, Action.FORK):
-        offset = taken.start + position - taken.position
-        before = events[: events.index(taken) + 1]
-        laid = _last(
-            before,
-            lambda e: e.slot == taken.slot and e.action in BROUGHT[:4] and 0 <= offset - e.start < max(e.length, 1),
-        )
+        laid = _last(events[: events.index(taken) + 1], lambda e: _lays(e, taken.slot, place))
         if laid:
             yield f"got:{taken.action}:{laid.action}"
+
+
+def _lays(event: CacheEvent, slot: int, offset: int) -> bool:
+    """Whether K/V came to an offset of a slot with this line."""
+    return event.slot == slot and event.action in LAID and 0 <= offset - event.start < max(event.length, 1)
 
 
 def _holds(event: CacheEvent, position: int) -> bool:

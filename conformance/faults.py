@@ -116,7 +116,7 @@ class Bench:
         if judged.ruling.outcome is Outcome.VIOLATES and not self._tokens_only:
             judged = trial.explain(judged, lambda without: driver.emptied(case, without))
             found = driver.twin(case, foremost(judged.ruling.findings).victim) if isinstance(case, Scenario) else None
-            twin = found and found.verdict is Verdict.DEPENDS
+            twin = None if found is None else found.verdict is Verdict.DEPENDS
         return _record(defect, needed, exercised, judged, truth, twin, cases, tokens, seconds, failed)
 
     def _preparing(self, driver: Driver, case: Subject) -> Callable[[EngineInfo], bool]:
@@ -164,7 +164,7 @@ def _record(
         family=FAMILY[defect.fault_class] if defect else "",
         named=named.fault_class or "" if named else "",
         named_family=named.family or "" if named else "",
-        held_out=bool(defect) and held_out(defect.name),
+        held_out=defect is not None and held_out(defect.name),
         cases=cases,
         tokens=tokens,
         seconds=seconds,

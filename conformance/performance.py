@@ -25,6 +25,7 @@ class Part:
     completion: Completion | None  # what was emitted behind `prompt`
     cut: bool = False  # whether it was withdrawn
     era: int = 0  # resets of the cache before it
+    over: int | None = None  # resets before it was known to have ended; None = it may go on behind all of them
 
     @property
     def tokens(self) -> Tokens:
@@ -68,7 +69,7 @@ def parts(scenario: Scenario, played: Played, layout: Layout) -> list[Part]:
     stage = _Stage(scenario, played, layout)
     for operation in scenario.schedule:
         stage.follow(operation)
-    return stage.parts
+    return [replace(part, over=stage.over.get(part.request.id)) for part in stage.parts]
 
 
 class _Stage:
@@ -83,10 +84,15 @@ class _Stage:
         self._adapters: dict[str, str] = {}
         self._weights = ""
         self._era = 0
+        self.over: dict[str, int] = {}  # resets before requests had ended, of those that were waited for or withdrawn
         self.parts: list[Part] = []
 
     def follow(self, operation: Operation) -> None:
+        if operation.when and operation.when.tokens is None:
+            self.over.setdefault(operation.when.request, self._era)
         match operation.verb:
+            case Verb.CANCEL:
+                self.over.setdefault(operation.target, self._era)
             case Verb.SUBMIT:
                 assert operation.request is not None
                 self._submit(operation.request)

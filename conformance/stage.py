@@ -133,6 +133,7 @@ class Stage:
         sent = [
             Sent(Owner(self._scenario.id, other.prompt.name), other.domain, other.tokens)
             for other in before
-            if other.era == part.era
+            # What still runs when the cache is emptied is found in it afterwards.
+            if other.over is None or other.over >= part.era
         ]
         return side.examine(part.domain, part.prompt.tokens, part.completion.cached_tokens, sent)

@@ -130,8 +130,8 @@ def _unseen(evidence: Evidence) -> str:
         where = f"layers {_listed(wrong.layers)}, KV heads {_listed(wrong.heads)}, {' and '.join(wrong.parts)}"
         return f"has K/V that are not its own at positions {_listed(wrong.positions)} ({where})"
     if times := evidence.times:
-        told = f"of {times.other * 1e3:.2f} ms where another tenant has sent the prefix, {times.fresh * 1e3:.2f} where"
-        return f"and its like have a first token {told} nobody has (medians; KS distance {times.distance:.2f})"
+        than = f"of {times.other * 1e3:.2f} ms where another tenant has sent the prefix, {times.fresh * 1e3:.2f} where"
+        return f"and its like have a first token {than} nobody has (medians; KS distance {times.distance:.2f})"
     if told := evidence.side:
         return f"had {told.cached} tokens cached where its own domain could have had {told.possible}"
     return "changes when only its neighbours' secrets do"

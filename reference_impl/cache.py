@@ -282,6 +282,8 @@ class KVCache:
         length = min(self.block_size, n - start)
         self._note(kind, request, block, length=length, position=start, source=source)
 
-    def _note(self, kind: Kind, request: str, block: int, **where: int | None) -> None:
+    def _note(
+        self, kind: Kind, request: str, block: int, length: int = 0, position: int = 0, source: int | None = None
+    ) -> None:
         if self._trace:
-            self._trace.add(kind, request, block, **where)
+            self._trace.add(kind, request, block, length=length, position=position, source=source)

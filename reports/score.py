@@ -95,7 +95,7 @@ def _row(record: FaultRecord) -> tuple[str, ...]:
         record.fault_class,
         record.report,
         "yes" if record.exercised else "no",
-        record.case.rpartition("-")[0] or "not seen",
+        record.case or "not seen",
         *(MARK[seen[oracle]] if record.detected else "" for oracle in ORACLES),
         named if record.detected else "",
         source if record.detected else "",

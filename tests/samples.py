@@ -243,10 +243,11 @@ def hostile() -> list[Record]:
         expected_texts=("x" * 1_000_000, *[""] * (STEPS - 1)),
     )
     spelled = replace(evidence.spellings[0], request=HOSTILE, case=HOSTILE, words=(HOSTILE,))
+    vague = Explanation((HOSTILE,), HOSTILE, HOSTILE, HOSTILE, 0.5, HOSTILE)
     bad = replace(
         evidence,
         victim=HOSTILE, summary=HOSTILE, source=HOSTILE, source_case=HOSTILE, source_how=HOSTILE, oracles=(HOSTILE,),
-        prompt_text=HOSTILE, spellings=(spelled,),
+        explanation=vague, prompt_text=HOSTILE, spellings=(spelled,),
         trace=replace(trace, owners=(HOSTILE,) * STEPS),
         attention=replace(attention(), engine_top=(Key(3, 1, HOSTILE, 0.5),), golden_top=(Key(4, 2, HOSTILE, None),)),
     )  # fmt: skip

@@ -84,7 +84,10 @@ def test_the_command_line_leaves_a_table_and_lines(tmp_path):
     ("arguments", "told"),
     [
         (["nope"], "kvfence: no planted fault matches nope; `kvfence faults list` shows them"),
-        (["--model", "nowhere"], "kvfence: no model 'nowhere': give a model folder, or one of canary, random, smollm2"),
+        (
+            ["--model", "nowhere"],
+            "kvfence: no model 'nowhere': give a model folder, or one of canary, random, windowed",
+        ),
         (["--profile", "none"], "kvfence: no profile 'none'"),
     ],
 )
@@ -98,23 +101,29 @@ def record(**facts):
     known = {
         "fault": "a.b", "fault_class": "COW", "report": "o/r#1", "about": "does *it*", "subtle": "", "exercised": True,
         "detected": True, "oracles": ("golden",), "case": "c", "requirement": "r", "summary": "s",
-        "source_right": True, "cases": 3, "tokens": 100, "seconds": 2.0, "failed": "",
+        "source_right": True, "twin": True, "family": "lifetime", "named": "COW", "named_family": "lifetime",
+        "held_out": False, "cases": 3, "tokens": 100, "seconds": 2.0, "failed": "",
     }  # fmt: skip
     return FaultRecord(**{**known, **facts})
 
 
 def test_the_figures_count_what_there_is():
     missed = record(fault="c.d", detected=False, oracles=(), source_right=None, exercised=False)
-    lines = summary([record(fault="", detected=False), record(), record(fault="e", source_right=False), missed])
+    other = record(fault="e", source_right=False, named="REFCOUNT", held_out=True)
+    lines = summary([record(fault="", detected=False), record(), other, missed])
     assert lines == [
         "3 faults, 2 exercised, 2 detected",
         "to detection, median: 2.0 s and 100 tokens",
         "source named right: 1 of 2 that have one",
+        "of 1 the table was made with: class named right 1, family 1",
+        "of 1 held out: class named right 0, family 1",
         "without a fault, in 1 setups: 0 false alarms in 3 cases",
     ]
 
 
 def test_the_table_names_what_was_missed_as_text():
-    table = markdown([record(fault="c.d", detected=False, oracles=(), source_right=None, exercised=False)])
-    assert "| `c.d` | COW | o/r#1 | no | not seen |" in table
+    seen = markdown([record(named="REFCOUNT", source_right=None)])
+    assert "| `a.b` | COW | o/r#1 | yes | c | x |  |  |  |  |  | x | REFCOUNT | - | 100 | 2.0 |" in seen
+    table = markdown([record(fault="c.d", detected=False, case="", source_right=None, exercised=False)])
+    assert "| `c.d` | COW | o/r#1 | no | not seen | " in table
     assert table.endswith("Not seen:\n\n- `c.d`: does \\*it\\* (never exercised)\n")

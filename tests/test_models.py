@@ -52,7 +52,9 @@ def test_what_is_no_model_folder(tmp_path, make, message):
 
 
 def test_unknown_name():
-    with pytest.raises(ModelError, match="no model 'canarry': give a model folder, or one of canary, random, smollm2"):
+    with pytest.raises(
+        ModelError, match="no model 'canarry': give a model folder, or one of canary, random, windowed, smollm2"
+    ):
         models.resolve("canarry")
 
 

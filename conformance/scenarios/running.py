@@ -1,7 +1,7 @@
 """Operations on requests that run: forks, cancels, preemptions, guesses ahead, and what they leave behind."""
 
 from kvfence.conformance.scenarios.cast import BLOCK, Cast, scenario
-from kvfence.conformance.scenarios.scenario import CHUNKED, PRIVATE, ROOMY, TIGHT, TIGHT_PRIVATE
+from kvfence.conformance.scenarios.scenario import CHUNKED, PRIVATE, ROOMY, SMALL, TIGHT, TIGHT_PRIVATE
 from kvfence.prompts import alphabet
 from kvfence.prompts.prompt import Prompt
 
@@ -195,6 +195,41 @@ def same_block_elsewhere(cast: Cast) -> None:
     for i in range(3):
         before = cast.ask(f"filler{i}", cast.prefix(6, i), after=before, n=8)
     cast.ask("C", cast.write("C", (*other, *tail), share=0.9), after=before, n=50)
+
+
+@scenario("transfer.whole", TIGHT)
+def withdrawn_on_return(cast: Cast) -> None:
+    """Parked, everything else forgotten, taken up again and withdrawn at once; then its prefix is asked for again."""
+    prefixes = [cast.prefix(4), cast.prefix(4)]
+    cast.ask("runs", cast.prefix(1), n=60)
+    cast.step(3)
+    for i, prefix in enumerate(prefixes):
+        cast.ask(f"goes{i}", prefix, n=30)
+        cast.preempt(f"goes{i}", at=(f"goes{i}", 3))
+        if i == 0:
+            cast.reset()
+        cast.step(1 + i)
+        cast.cancel(f"goes{i}")
+    before = "runs"
+    for i in range(3):
+        before = cast.ask(f"filler{i}", cast.prefix(6, i), after=before, n=8)
+    cast.ask("runs-later", cast.prefix(1), after=before, n=40)
+    cast.step(2)
+    for i, prefix in enumerate(prefixes):
+        cast.ask(f"A{i}", cast.write(f"A{i}", prefix, share=0.9), n=40)
+
+
+@scenario("transfer.whole", SMALL)
+def pushed_out_meanwhile(cast: Cast) -> None:
+    """A prefix on its way back from a small store, while others put what they write into it."""
+    prefix = cast.prefix(3)
+    before = cast.ask("A", prefix, n=4)
+    before = cast.ask("B", cast.prefix(4), after=before, n=4)
+    cast.ask("runs", cast.prefix(1), after=before, n=40)
+    cast.step(2)
+    cast.ask("A-later", cast.write("A-later", prefix, share=0.9))
+    cast.ask("C", cast.prefix(2), n=20)
+    cast.ask("A-again", cast.write("A-again", prefix, share=0.9), after="A-later")
 
 
 @scenario("accounting.returns-all", TIGHT)

@@ -23,6 +23,7 @@ ROOMY = Setup()
 PRIVATE = Setup(sharing=False)
 CHUNKED = Setup(chunk=32)
 TIGHT = Setup(pool=208, chunk=48, concurrency=4)
+SMALL = Setup(pool=112, chunk=48, concurrency=3)
 TIGHT_PRIVATE = Setup(sharing=False, pool=208, chunk=48, concurrency=4)
 
 
