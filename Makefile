@@ -1,17 +1,19 @@
-# make demo, test, proof, kernel: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DEMO ?= demo-report
 WORKERS ?= 2
 SCHEDULES ?= 2000
+FAULTS ?= kvfence-faults
+CONTROLS ?= kvfence-controls
 TRITON ?= 3.9.0
 STAMP := $(VENV)/.installed
 
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel lint bench clean
+.PHONY: install demo test proof kernel faults controls lint bench clean
 
 install: $(STAMP)
 
@@ -38,6 +40,20 @@ proof: install
 kernel: install
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install -q triton==$(TRITON)
 	$(BIN)/python -m pytest tests/test_ref_kernel.py
+
+# The suite against every planted fault: all that can be observed, then answers alone, then tokens on random weights.
+faults: install
+	-$(BIN)/kvfence faults run --in-process --report $(FAULTS)/observed
+	-$(BIN)/kvfence faults run --in-process --report $(FAULTS)/observed-windowed --model windowed
+	-$(BIN)/kvfence faults run --in-process --black-box --report $(FAULTS)/answers
+	-$(BIN)/kvfence faults run --in-process --black-box --report $(FAULTS)/answers-windowed --model windowed
+	-$(BIN)/kvfence faults run --in-process --tokens-only --report $(FAULTS)/tokens --model random
+	$(BIN)/python benchmarks/replaced_cell.py | tee $(FAULTS)/replaced-cell.txt
+	$(BIN)/python benchmarks/faults_page.py $(FAULTS) docs/faults.md
+
+# Engines that are right, thousands of requests, none of which may be flagged; hours without a GPU.
+controls: install
+	$(BIN)/python benchmarks/controls.py --report $(CONTROLS)
 
 # mypy sees the packages under their real names only where they are installed.
 lint: install

@@ -135,14 +135,16 @@ def faults_list() -> None:
 @click.option("--profile", default="scenarios", show_default=True, help="The cases that may see a fault.")
 @click.option("--case", "patterns", multiple=True, metavar="PATTERN", help="Only matching case ids (repeatable).")
 @click.option("--black-box", is_flag=True, help="Judge answers only: no block log, no K/V, no attention.")
+@click.option("--tokens-only", is_flag=True, help="See only that tokens are not golden's, as a regression test would.")
 @click.option("--report", "folder", default="kvfence-faults", show_default=True, type=click.Path(path_type=Path))
-@click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
+@click.option("--in-process", is_flag=True, help="Engine in this process: faster, and for a debugger.")
 def faults_run(
     names: tuple[str, ...],
     model: str,
     profile: str,
     patterns: tuple[str, ...],
     black_box: bool,
+    tokens_only: bool,
     folder: Path,
     in_process: bool,
 ) -> None:
@@ -155,11 +157,11 @@ def faults_run(
     """
     from kvfence.conformance.terminal import score
 
-    watch = () if black_box else None
+    watch = () if black_box or tokens_only else None
     settings = _or_one_line(
         lambda: Settings("reference", model, profile, cases=patterns, watch=watch, in_process=in_process)
     )
-    sys.exit(_or_one_line(lambda: score(settings, names, folder)))
+    sys.exit(_or_one_line(lambda: score(settings, names, folder, tokens_only)))
 
 
 @main.command()

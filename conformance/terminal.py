@@ -44,7 +44,7 @@ def follow(settings: Settings) -> int:
     return code
 
 
-def score(settings: Settings, names: Sequence[str], folder: Path) -> int:
+def score(settings: Settings, names: Sequence[str], folder: Path, tokens_only: bool = False) -> int:
     """Score planted faults, a line for each as it comes, and leave the table; returns the exit code.
 
     Raises UsageError for names of none, and for a folder that cannot be written.
@@ -58,7 +58,7 @@ def score(settings: Settings, names: Sequence[str], folder: Path) -> int:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; name another with --report") from error
     records: list[FaultRecord] = []
     try:
-        for record in against(settings, names):
+        for record in against(settings, names, tokens_only):
             records.append(record)
             write_line(record, folder / "faults.ndjson")
             seen = f"{', '.join(record.oracles)} in {record.case}" if record.detected else "not seen"

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from kvfence.adapters.api import EngineConfig, EngineStartError
 from kvfence.conformance.cli import main
-from kvfence.conformance.faults import Bench, open_faulty
+from kvfence.conformance.faults import Bench, against, open_faulty
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
 from kvfence.reference_impl.defects import DEFECTS
@@ -25,20 +25,21 @@ def score(name, *cases, watch=("events", "kv")):
 
 
 @pytest.mark.parametrize(
-    ("name", "case", "oracles"),
+    ("name", "case", "oracles", "named"),
     [
-        ("cow.forgotten", "fork.in-a-block", {"blocks", "kv"}),
-        ("key-salt.ignored", "key.salts", {"side"}),
-        ("key-salt.untagged", "key.adapters", {"golden", "kv", "side"}),
-        ("refcount.two-writers", "batch.strangers", {"golden", "canary", "blocks", "kv"}),
+        ("cow.forgotten", "fork.in-a-block", {"blocks", "kv"}, "COW"),
+        ("key-salt.ignored", "key.salts", {"side", "blocks"}, "KEY-SALT"),
+        ("key-salt.untagged", "key.adapters", {"golden", "kv", "side"}, "KEY-SALT"),
+        ("refcount.two-writers", "batch.strangers", {"golden", "canary", "blocks", "kv"}, "REFCOUNT"),
     ],
 )
-def test_a_fault_is_seen_and_nothing_without_it(name, case, oracles):
+def test_a_fault_is_seen_and_named_and_nothing_without_it(name, case, oracles, named):
     record = score(name, case)
     assert record.exercised
     assert record.detected
     assert oracles <= set(record.oracles)
     assert record.case == f"{case}-float32"
+    assert record.named == named
     clean = score(None, case)
     assert (clean.detected, clean.exercised, clean.failed) == (False, False, "")
 
@@ -48,6 +49,20 @@ def test_answers_alone_show_who_leaked():
     record = score("refcount.two-writers", "batch.strangers", watch=())
     assert set(record.oracles) == {"golden", "canary"}
     assert record.source_right is True
+
+
+def test_tokens_alone_see_less():
+    settings = Settings("reference", "canary", "scenarios", cases=("key.salts-float32",), watch=(), in_process=True)
+    bench = Bench(settings, Plan(settings), tokens_only=True)
+    record = bench.score(DEFECTS["key-salt.ignored"])
+    bench.close()
+    assert (record.exercised, record.detected) == (True, False)
+
+
+def test_windows_have_a_model_of_their_own():
+    settings = Settings("reference", "windowed", "scenarios", cases=("chunk.long*",), watch=(), in_process=True)
+    records = {record.fault: record for record in against(settings, ["window.wide", "cow.forgotten"])}
+    assert {name: record.detected for name, record in records.items()} == {"": False, "window.wide": True}
 
 
 def test_a_fault_that_no_case_exercises_is_told_apart_from_one_that_survives():

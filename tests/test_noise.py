@@ -176,3 +176,12 @@ def test_what_is_wrong_with_solo_runs(golden):
     assert noise.solo_fault(noise.Clean(True, [], [np.zeros(1)] * 2, runs=3)) == (
         "the engine says it shows attention, and showed it in 2 of 3 solo runs"
     )
+
+
+def test_errors_that_stand_apart_are_no_noise():
+    clean = [1e-6 * (1 + i % 5) for i in range(95)]
+    assert noise._noise([*clean, 3.0, 0.02, 1e-5], 1e-6) == clean
+    assert noise._noise([*clean, 2e-5], 1e-6) == [*clean, 2e-5]  # within a thousand times the smallest of ten
+    coarse = [0.1 + 0.01 * (i % 7) for i in range(100)]
+    assert noise._noise(coarse, 1e-6) == coarse
+    assert noise._noise([], 1e-6) == []

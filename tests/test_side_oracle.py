@@ -3,7 +3,7 @@
 import pytest
 
 from kvfence.conformance.oracles.canary import Owner
-from kvfence.conformance.oracles.side import Domain, Sent, examine
+from kvfence.conformance.oracles.side import Domain, Sent, TimeEvidence, examine, examine_times, times_differ
 
 PROMPT = tuple(range(40))
 X, Y, NOBODY = Domain("x"), Domain("y"), Domain()
@@ -52,3 +52,12 @@ def test_what_stands_before_a_picture_may_be_shared_whatever_it_shows():
 def test_the_nearest_domain_is_named():
     found = examine(X, PROMPT, 30, [sent("far", Domain("y", ("a", "f"))), sent("near", Y)])
     assert (found.source.request, found.differs) == ("near", "salt")
+
+
+def test_times_differ_beyond_chance_only():
+    slow, fast = range(100), range(-50, 50)
+    assert times_differ(slow, fast) == 0.5
+    assert times_differ(slow, range(-38, 62)) is None  # chance makes 0.381 once in a million
+    assert times_differ(slow, range(-39, 61)) == 0.39
+    assert examine_times(fast, slow) == TimeEvidence(0.5, -0.5, 49.5)
+    assert examine_times(slow, slow) is None

@@ -1,0 +1,107 @@
+"""docs/faults.md from what `kvfence faults run` has left: one table, oracles and faults.
+
+    python benchmarks/faults_page.py FOLDER docs/faults.md
+
+FOLDER holds what `make faults` leaves there; what is missing is left out.
+"""
+
+import sys
+from pathlib import Path
+
+from kvfence.reports.score import MARK, ORACLES, FaultRecord, read_lines, summary
+from kvfence.reports.text import literal
+
+HEAD = """# Planted faults, and who sees them
+
+Made by `make faults`, which runs `kvfence faults run` three times: with all that the reference engine lets be observed,
+with answers alone (`--black-box`: tokens, logprobs, hit counts), and as a usual regression test would look, comparing
+tokens on random weights (`--tokens-only --model random`). Each run of a fault ends with the first case that violates.
+Faults of sliding windows are run on a model that has one (`--model windowed`).
+
+The classes are those that public reports fall into; the report named beside a fault is one of its kind. The table by
+which classes are named ([naming.py](../conformance/naming.py)) was made with every second fault of this list; the other
+half is *held out*, and marked so. A family is what classes have in common that answers alone can tell.
+
+An `x` says that the oracle found something in the case that was the first to violate; `twin` is tried there, for the
+request that is told of first. *Named* is the class that was suggested, *right* if it is the fault's.
+"""
+COLUMNS = (
+    "fault",
+    "class",
+    "report",
+    *ORACLES,
+    "named",
+    "source",
+    "tokens",
+    "s",
+    "answers alone",
+    "family",
+    "tokens alone",
+)
+RUNS = {
+    "observed": "With all that can be observed",
+    "answers": "Answers alone",
+    "tokens": "Tokens alone, on random weights",
+}
+
+
+def load(folder: Path) -> dict[str, list[FaultRecord]]:
+    """The records of each run; those on the windowed model stand behind the others."""
+    found = {}
+    for name in RUNS:
+        files = (folder / f"{name}{more}" / "faults.ndjson" for more in ("", "-windowed"))
+        found[name] = [record for file in files if file.exists() for record in read_lines(file)]
+    return found
+
+
+def row(record: FaultRecord, answers: FaultRecord | None, tokens: FaultRecord | None) -> str:
+    """One line of the table."""
+    seen = {oracle: oracle in record.oracles for oracle in ORACLES} | {"twin": record.twin}
+    marks = [MARK[seen[oracle]] if record.detected else "" for oracle in ORACLES]
+    named = {record.fault_class: "right", "": "none"}.get(record.named, record.named)
+    source = {True: "right", False: "wrong", None: "-"}[record.source_right]
+    alone = "" if answers is None else f"{', '.join(answers.oracles)} ({answers.seconds:.1f} s)"
+    family = "" if answers is None or not answers.detected else answers.named_family or "none"
+    cells = (
+        f"`{record.fault}`" + (" (held out)" if record.held_out else ""),
+        record.fault_class,
+        record.report,
+        *marks,
+        named if record.detected else "not seen",
+        source if record.detected else "",
+        f"{record.tokens:,}",
+        f"{record.seconds:.1f}",
+        "not seen" if answers and not answers.detected else alone,
+        "right" if answers and family == record.family else family,
+        {True: "x", False: "", None: ""}[tokens.detected if tokens else None],
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(folder: Path, page: Path) -> None:
+    """Write the page."""
+    runs = load(folder)
+    faults = {name: {r.fault: r for r in records if r.fault} for name, records in runs.items()}
+    parts = [HEAD]
+    for name, title in RUNS.items():
+        if runs[name]:
+            parts.append(f"## {title}\n\n" + "\n".join(f"- {line}" for line in summary(runs[name])) + "\n")
+            missed = [r for r in faults[name].values() if not r.detected]
+            if missed and name != "tokens":
+                lines = (
+                    f"- `{r.fault}`: {literal(r.about)}" + ("" if r.exercised else " (never exercised)") for r in missed
+                )
+                parts.append("Not seen:\n\n" + "\n".join(lines) + "\n")
+    cells = folder / "replaced-cell.txt"
+    if cells.exists():
+        told = "One slot of one KV head of one layer, replaced by a neighbour's (`python benchmarks/replaced_cell.py`):"
+        parts.append(f"## The smallest leak\n\n{told}\n\n```\n{cells.read_text(encoding='utf-8')}```\n")
+    table = [COLUMNS, ("---",) * len(COLUMNS)]
+    lines = ["| " + " | ".join(each) + " |" for each in table]
+    lines += [row(r, faults["answers"].get(f), faults["tokens"].get(f)) for f, r in faults["observed"].items()]
+    parts.append("## Oracles and faults\n\n" + "\n".join(lines) + "\n")
+    page.write_text("\n".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
