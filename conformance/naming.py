@@ -6,6 +6,7 @@ comes first, then what is wrong in the cache, then how the answer is wrong and w
 
 from dataclasses import dataclass
 
+from kvfence.conformance.clauses import told
 from kvfence.conformance.driven import Driven
 from kvfence.conformance.evidence import Evidence, Observation
 from kvfence.conformance.facts import facts
@@ -133,5 +134,5 @@ def explanation(
         fault_class=row.fault_class if row else None,
         family=FAMILY[row.fault_class] if row else None,
         confidence=row.confidence if row else None,
-        class_how=", ".join(row.facts if row else sorted(known)),
+        class_how=told(list(row.facts)) if row else "no row of the table is like it",
     )

@@ -17,7 +17,7 @@ from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import CaseRecord, read
 from kvfence.reports.score import FaultRecord, markdown, summary, write_line
-from kvfence.reports.text import shown
+from kvfence.reports.text import count, shown
 
 STYLES = {Outcome.CONFORMS: "green", Outcome.VIOLATES: "bold red"}
 SHOWN = 10  # cases named in the summary
@@ -111,11 +111,12 @@ def _summarise(records: list[CaseRecord], settings: Settings, code: int) -> None
         console.print(f"… and {len(red) - SHOWN} more violations in the report")
     others = Counter((r.outcome, r.reason) for r in records if r.outcome not in (Outcome.CONFORMS, Outcome.VIOLATES))
     for (outcome, reason), n in others.most_common(SHOWN):
-        console.print(Text(outcome, "yellow"), Text(f"{n} case{'s' * (n > 1)}: {shown(reason)}"))
+        console.print(Text(outcome, "yellow"), Text(f"{count(n, 'case')}: {shown(reason)}"))
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
     engine = sum(record.engine_seconds for record in records)
     suite = sum(record.suite_seconds for record in records)
-    console.print(Text(f"{len(records)} cases: {told}", STYLES[Outcome.VIOLATES if code == 1 else Outcome.CONFORMS]))
+    style = STYLES[Outcome.VIOLATES if code == 1 else Outcome.CONFORMS]
+    console.print(Text(f"{count(len(records), 'case')}: {told}", style))
     oracles = dict.fromkeys(oracle for record in records for oracle in record.asked)
     if code != 1 and oracles:
         console.print(f"oracles asked: {', '.join(oracles)}; what their silence does not show stands in the report")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from kvfence.reports.text import literal
+from kvfence.reports.text import count, literal
 
 ORACLES = ("golden", "canary", "attention", "blocks", "kv", "side", "twin")
 MARK = {True: "x", False: "", None: "?"}
@@ -57,7 +57,7 @@ def summary(records: Sequence[FaultRecord]) -> list[str]:
     faults = [record for record in records if record.fault]
     clean = [record for record in records if not record.fault]
     seen = [record for record in faults if record.detected]
-    lines = [f"{len(faults)} faults, {sum(r.exercised for r in faults)} exercised, {len(seen)} detected"]
+    lines = [f"{count(len(faults), 'fault')}, {sum(r.exercised for r in faults)} exercised, {len(seen)} detected"]
     if seen:
         cost = f"{median(r.seconds for r in seen):.1f} s and {median(r.tokens for r in seen):,.0f} tokens"
         lines.append(f"to detection, median: {cost}")
@@ -71,8 +71,9 @@ def summary(records: Sequence[FaultRecord]) -> list[str]:
             half = "the table was made with" if made else "held out"
             lines.append(f"of {len(named)} {half}: class named right {classes}, family {families}")
     if clean:
-        alarms = f"{sum(r.detected for r in clean)} false alarms in {sum(r.cases for r in clean)} cases"
-        lines.append(f"without a fault, in {len(clean)} setups: {alarms}")
+        alarms = count(sum(r.detected for r in clean), "false alarm")
+        cases = count(sum(r.cases for r in clean), "case")
+        lines.append(f"without a fault, in {count(len(clean), 'setup')}: {alarms} in {cases}")
     return lines
 
 

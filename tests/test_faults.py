@@ -132,7 +132,7 @@ def test_the_figures_count_what_there_is():
         "source named right: 1 of 2 that have one",
         "of 1 the table was made with: class named right 1, family 1",
         "of 1 held out: class named right 0, family 1",
-        "without a fault, in 1 setups: 0 false alarms in 3 cases",
+        "without a fault, in 1 setup: 0 false alarms in 3 cases",
     ]
 
 

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 
+from kvfence.conformance.clauses import CLAUSES
 from kvfence.conformance.naming import FAMILIES, FAMILY, TABLE, suggest
 from kvfence.reference_impl.defects import DEFECTS, LATER
 
@@ -40,3 +41,7 @@ def test_a_fact_with_a_dash_must_not_be_known():
         held = {fact for fact in row.facts if not fact.startswith("-")}
         assert row.matches(frozenset(held))
         assert not row.matches(frozenset(held | {fact[1:] for fact in row.facts if fact.startswith("-")}))
+
+
+def test_every_fact_of_the_table_can_be_told():
+    assert {fact.lstrip("-") for row in TABLE for fact in row.facts} <= set(CLAUSES)
