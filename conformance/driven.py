@@ -15,6 +15,8 @@ from kvfence.conformance.subject import Subject
 from kvfence.prompts.prompt import Prompt
 from kvfence.reports.outcome import Outcome
 
+PRIMER = "primer"  # name of requests that only bring a prefix into the cache, with a number behind
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -23,7 +23,7 @@ from kvfence.adapters.schedule import Schedule, Verb
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.case import Case
 from kvfence.conformance.control import Control
-from kvfence.conformance.driven import Answer, Driven
+from kvfence.conformance.driven import PRIMER, Answer, Driven
 from kvfence.conformance.leave_out import scenario_without
 from kvfence.conformance.oracles.blocks import Ledger
 from kvfence.conformance.oracles.twin import TwinEvidence
@@ -277,7 +277,7 @@ def _control(answers: Sequence[Answer], before: Sequence[Prompt] = ()) -> Contro
 def _primers(case: Case, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Requests that bring every prefix of a case into the cache; whole prompts, where those are what is shared."""
     heads = {p.tokens if case.edge.repeated else p.tokens[: p.prefix_tokens]: p for p in prompts if p.prefix_tokens}
-    return [Prompt(f"primer{i}", p.group, head, len(head), (), ()) for i, (head, p) in enumerate(heads.items())]
+    return [Prompt(f"{PRIMER}{i}", p.group, head, len(head), (), ()) for i, (head, p) in enumerate(heads.items())]
 
 
 def _refused(case: Subject, info: EngineInfo) -> tuple[Outcome, str] | None:

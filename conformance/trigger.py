@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from kvfence.adapters.api import EngineFaultError
-from kvfence.conformance.driven import Driven
+from kvfence.conformance.driven import PRIMER, Driven
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.reports.finding import Finding
 
@@ -24,6 +24,8 @@ class Trigger:
 
 def find_trigger(driven: Driven, victim: Finding, harmed: Harmed) -> Trigger:
     """Run a case again without its victim's neighbours: all of them, then one after the other."""
+    if victim.victim.startswith(PRIMER):
+        return Trigger((), "unknown", "it only brings a prefix for the others: none can be left out")
     try:
         return _find(neighbours(driven, victim), victim.victim, harmed)
     except EngineFaultError as error:

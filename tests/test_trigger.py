@@ -56,3 +56,8 @@ def test_an_engine_that_fails_then_is_told_of():
 
     found = find_trigger(FOUR, VICTIM, fails)
     assert (found.takes, found.how) == ("unknown", "it could not be tried again: out of memory")
+
+
+def test_what_only_brings_a_prefix_is_not_tried_without_those_it_is_for():
+    found = find_trigger(FOUR, replace(VICTIM, victim="primer0"), lambda without: 1 / 0)
+    assert (found.requests, found.takes) == ((), "unknown")
