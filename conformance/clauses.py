@@ -52,6 +52,8 @@ CLAUSES = {
     "with:copy": "a block was copied for it",
     "with:again": "it had been taken out and was taken up again",
     "with:rewrites": "it wrote some positions twice",
+    "takes:before": "it takes what came before the case",
+    "with:no-sharing": "nothing is shared",
     "asked:preempt.resumes": "requests were preempted",
     "asked:speculative.rolls-back": "prompts misled who guesses ahead",
     "asked:transfer.whole": "prefixes went to another tier and back",

@@ -105,6 +105,7 @@ TABLE: tuple[Row, ...] = (
     _row("RESUME-READ", "read:wrong", "with:hit"),
     _row("PAD-READ", "read:wrong"),
     # Answers alone.
+    _row("SLOT-REUSE", "takes:before", "with:no-sharing"),
     _row("KEY-HASH", "side:nobody", "out:foreign"),
     _row("OFF-BY-ONE", "side:nobody"),
     _row("PREEMPT", "asked:preempt.resumes"),
