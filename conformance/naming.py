@@ -33,7 +33,7 @@ class Row:
 
     fault_class: str
     facts: tuple[str, ...]
-    confidence: float = 0.5
+    confidence: float | None = None  # 0 to 1; None = not measured
 
     def matches(self, known: frozenset[str]) -> bool:
         """Whether all its facts are known; one that begins with "-" must not be."""

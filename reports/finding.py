@@ -93,7 +93,7 @@ class Explanation:
     trigger_how: str  # what leaving out its neighbours has shown
     fault_class: str | None  # None = no row of the class-naming table is like it
     family: str | None  # of classes, that it belongs to
-    confidence: float | None  # 0 to 1: how often this row was right on planted faults that it was not made for
+    confidence: float | None  # 0 to 1: how often this row was right on planted faults; None = not measured
     class_how: str  # what is known that the row goes by
 
 
