@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from kvfence.prompts.edges import EDGES, Edge, prompt_edge, window_edges
 from kvfence.prompts.folder import ModelFolder
@@ -60,6 +61,12 @@ class Profile:
     scenarios: tuple[str, ...] = ()  # patterns of the names of scenarios
     twins: int = 0  # requests of each scenario whose neighbours' secrets are exchanged
     baselines: int = 12  # golden outputs decoded token by token, to be shown or counted against
+
+
+def _played(name: str, about: str, **more: Any) -> Profile:
+    """A profile of scenarios alone."""
+    nothing = {"edges": (), "other_edges": (), "concurrencies": ()}
+    return Profile(name, about, dtypes=("float32",), max_tokens=32, **nothing, **more)
 
 
 NEARLY_EQUAL = ("differ-first", "differ-middle", "differ-last")
@@ -123,37 +130,22 @@ PROFILES = {
             solo_positions=256,
             languages=("en",),
         ),
-        Profile(
+        _played(
             "scenarios",
             "keys, forks, cancels, preemption, conversations: every scenario, all that the engine shows observed",
-            edges=(),
-            other_edges=(),
-            concurrencies=(),
-            dtypes=("float32",),
-            max_tokens=32,
             solo_positions=128,
             observe=("attention", "events", "kv"),
             scenarios=("*",),
         ),
-        Profile(
+        _played(
             "times",
             "seconds to the first token: whether they tell what another tenant has sent; 100 samples an arm",
-            edges=(),
-            other_edges=(),
-            concurrencies=(),
-            dtypes=("float32",),
-            max_tokens=32,
             solo_positions=128,
             scenarios=("side.*",),
         ),
-        Profile(
+        _played(
             "twins",
             "every scenario again with the neighbours' secrets exchanged: answers must be the same to the last bit",
-            edges=(),
-            other_edges=(),
-            concurrencies=(),
-            dtypes=("float32",),
-            max_tokens=32,
             solo_positions=256,
             scenarios=("*",),
             twins=3,
