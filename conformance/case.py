@@ -1,8 +1,7 @@
 """A case: one cell of modes × layouts × edges × company × concurrency × dtypes, and the profiles made of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from kvfence.prompts.edges import EDGES, Edge, prompt_edge, window_edges
 from kvfence.prompts.folder import ModelFolder
@@ -63,10 +62,17 @@ class Profile:
     baselines: int = 12  # golden outputs decoded token by token, to be shown or counted against
 
 
-def _played(name: str, about: str, **more: Any) -> Profile:
+def _played(
+    name: str,
+    about: str,
+    solo_positions: int,
+    scenarios: tuple[str, ...],
+    observe: tuple[str, ...] = (),
+    twins: int = 0,
+) -> Profile:
     """A profile of scenarios alone."""
-    nothing = {"edges": (), "other_edges": (), "concurrencies": ()}
-    return Profile(name, about, dtypes=("float32",), max_tokens=32, **nothing, **more)
+    played = Profile(name, about, (), (), (), ("float32",), max_tokens=32, solo_positions=solo_positions)
+    return replace(played, scenarios=scenarios, observe=observe, twins=twins)
 
 
 NEARLY_EQUAL = ("differ-first", "differ-middle", "differ-last")
