@@ -1,5 +1,7 @@
 """Clauses that tell a fact to people."""
 
+from collections.abc import Sequence
+
 OF = {
     "salt": "another salt",
     "adapter": "another adapter",
@@ -61,6 +63,6 @@ CLAUSES = {
 }
 
 
-def told(facts: list[str]) -> str:
+def told(facts: Sequence[str]) -> str:
     """Facts in one sentence's worth of clauses."""
-    return ", ".join(("" if fact[0] != "-" else "not: ") + CLAUSES.get(fact.lstrip("-"), fact) for fact in facts)
+    return ", ".join(CLAUSES[fact] for fact in facts)

@@ -31,7 +31,7 @@ def facts(driven: Driven, observation: Observation, evidence: Evidence) -> froze
     found |= {f"log:{b.kind}" for b in evidence.breaches}
     found |= {f"log:{b.kind}:{b.cause}" for b in evidence.breaches if b.cause}
     found |= {f"case:{b.kind}" for answer in driven.answers for b in answer.breaches}
-    found |= set(_out(observation, evidence, driven.case.id))
+    found |= set(_out(observation, evidence))
     if evidence.side:
         found.add(f"side:{evidence.side.differs or 'nobody'}")
     if evidence.kv:
@@ -100,7 +100,7 @@ def _parent(schedule: Sequence[Operation], request: str) -> str | None:
     return stem if number.isdecimal() and stem in forked else None
 
 
-def _out(observation: Observation, evidence: Evidence, case: str) -> Iterator[str]:
+def _out(observation: Observation, evidence: Evidence) -> Iterator[str]:
     """How the answer is wrong."""
     golden = evidence.golden
     if any(math.isnan(logprob) for logprob in observation.completion.logprobs or ()):

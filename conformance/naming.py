@@ -36,8 +36,8 @@ class Row:
     confidence: float | None = None  # 0 to 1; None = not measured
 
     def matches(self, known: frozenset[str]) -> bool:
-        """Whether all its facts are known; one that begins with "-" must not be."""
-        return all(fact[1:] not in known if fact[0] == "-" else fact in known for fact in self.facts)
+        """Whether all its facts are known."""
+        return known.issuperset(self.facts)
 
 
 def _row(fault_class: str, *facts: str) -> Row:
@@ -135,5 +135,5 @@ def explanation(
         fault_class=row.fault_class if row else None,
         family=FAMILY[row.fault_class] if row else None,
         confidence=row.confidence if row else None,
-        class_how=told(list(row.facts)) if row else "no row of the table is like it",
+        class_how=told(row.facts) if row else "no row of the table is like it",
     )

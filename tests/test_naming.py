@@ -35,13 +35,5 @@ def test_the_first_row_that_matches_names_the_class(known, named):
     assert (row.fault_class if row else None) == named
 
 
-def test_a_fact_with_a_dash_must_not_be_known():
-    barred = [row for row in TABLE if any(fact.startswith("-") for fact in row.facts)]
-    for row in barred:
-        held = {fact for fact in row.facts if not fact.startswith("-")}
-        assert row.matches(frozenset(held))
-        assert not row.matches(frozenset(held | {fact[1:] for fact in row.facts if fact.startswith("-")}))
-
-
 def test_every_fact_of_the_table_can_be_told():
-    assert {fact.lstrip("-") for row in TABLE for fact in row.facts} <= set(CLAUSES)
+    assert {fact for row in TABLE for fact in row.facts} <= set(CLAUSES)

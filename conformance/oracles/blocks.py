@@ -169,8 +169,8 @@ class Ledger:
         slot.left.add(request)
         if slot.held.pop(request, None) is None and slot.handed and current:
             for victim in slot.held or (request,):
-                whose = f"slot {line.event.slot}, which it has," if victim != request else f"slot {line.event.slot}"
-                told = f"sees {whose} let go of by {request}, which does not have it"
+                held = ", which it has," if victim != request else ""
+                told = f"sees slot {line.event.slot}{held} let go of by {request}, which does not have it"
                 yield Breach("free", victim, request if victim != request else None, line.event, told)
 
     def _foreign(self, slot: Slot, published: Line | None, taken: CacheEvent, offsets: range) -> Fault | None:
