@@ -1,5 +1,7 @@
 """Operations on requests that run: forks, cancels, preemptions, guesses ahead, and what they leave behind."""
 
+from dataclasses import replace
+
 from kvfence.conformance.scenarios.cast import BLOCK, Cast, scenario
 from kvfence.conformance.scenarios.scenario import CHUNKED, PRIVATE, ROOMY, SMALL, TIGHT, TIGHT_PRIVATE
 from kvfence.prompts import alphabet
@@ -127,10 +129,15 @@ def for_room_with_a_prefix(cast: Cast) -> None:
 
 @scenario("speculative.rolls-back", ROOMY)
 def misled(cast: Cast) -> None:
-    """Prompts that mislead who guesses from them: some guesses right, some wrong, at every offset of a block."""
+    """Prompts that mislead who guesses from them, at every offset of a block; then all that was said is gone on from."""
     for i in range(4):
         cast.ask(f"A{i}", _misleading(cast, f"A{i}", 1 + i), n=30)
-    cast.ask("again", cast.write("again", cast.prompts["A1"].tokens[1:32], share=0.9), after="A1", hit=True)
+    for i in range(4):
+        asked, own = cast.prompts[f"A{i}"].tokens, cast.write(f"again{i}")
+        # The canary's answer; of another model it is somebody's who agrees for a while.
+        said = (*asked, *alphabet.answer(asked, 30))
+        prompt = replace(own, tokens=(*said, *own.tokens[1:]), prefix_tokens=len(said))
+        cast.ask(f"again{i}", prompt, after=f"A{i}", n=6, hit=True)
 
 
 @scenario("conversation.follows-history", ROOMY)
@@ -145,8 +152,8 @@ def turns(cast: Cast) -> None:
 
 @scenario("conversation.follows-history", ROOMY)
 def edited(cast: Cast) -> None:
-    """Histories truncated, changed in one token, lengthened and reordered between two turns."""
-    for talk in ("cut", "swapped", "longer", "reordered"):
+    """Histories truncated, changed in one token, both, lengthened and reordered between two turns."""
+    for talk in ("cut", "swapped", "changed-and-cut", "longer", "reordered"):
         opening = cast.write(talk, cast.prefix(1, 4))
         cast.ask(f"{talk}0", opening, talk=talk, n=14)
         # The canary's answer; for another model it is one more edit.
@@ -156,6 +163,8 @@ def edited(cast: Cast) -> None:
             history = history[:20]
         elif talk == "swapped":
             history[5] = other[0]
+        elif talk == "changed-and-cut":
+            history = [*history[:5], other[0], *history[6:24]]
         elif talk == "longer":
             history[7:7] = other[:6]
         else:
@@ -232,6 +241,18 @@ def pushed_out_meanwhile(cast: Cast) -> None:
     cast.ask("A-again", cast.write("A-again", prefix, share=0.9), after="A-later")
 
 
+@scenario("transfer.whole", SMALL)
+def just_pushed_out(cast: Cast) -> None:
+    """Prefixes that have left the pool, and are about to leave a small store, asked for again; three times."""
+    before = cast.ask("first", cast.prefix(3), n=4)
+    for i in range(3):
+        prefix = cast.prefix(3)
+        before = cast.ask(f"A{i}", prefix, after=before, n=4)
+        before = cast.ask(f"filler{i}", cast.prefix(5), after=before, n=4)
+        again = cast.write(f"A{i}-later", prefix, share=0.9)
+        before = cast.ask(f"A{i}-later", again, after=before, n=4)
+
+
 @scenario("accounting.returns-all", TIGHT)
 def churn(cast: Cast) -> None:
     """Many that come, are withdrawn and end; at the end one that needs almost the whole pool."""
@@ -253,4 +274,4 @@ def _misleading(cast: Cast, name: str, right: int) -> Prompt:
     for first in range(3, BLOCK, 5):
         pieces += [*answer[first : first + 2 + right], answer[first + 9 - right]]
     tokens = (*words, *pieces, ask, start)
-    return Prompt(name, prompt.group, tokens, prompt.prefix_tokens, prompt.words, prompt.secret)
+    return replace(prompt, tokens=tokens)
