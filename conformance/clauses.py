@@ -15,6 +15,8 @@ CLAUSES = {
     **{f"side:{what}": f"it was served what {of} had computed" for what, of in OF.items()},
     "side:nobody": "more of its prompt was cached than anybody had sent",
     "log:key:unwritten": "it found K/V that nobody had written yet",
+    "log:key:leftover": "it found what was never there for its tokens",
+    "log:key:abandoned": "it found K/V that nobody wrote, and nobody will",
     "log:key:tail": "it found one token more than was written",
     "log:key:withdrawn": "it found what could be found no more",
     "log:key:position": "it found K/V of another position",
@@ -27,6 +29,7 @@ CLAUSES = {
     "log:overlap:handed": "its slot was handed to another, who wrote there",
     "log:overlap:stray": "who never had its slot wrote there",
     "log:owner": "its slot was handed to another",
+    "log:free:used": "a slot that had been let go of was used on",
     "log:free": "a slot was let go of by who did not have it",
     "log:table": "it wrote to a slot that was not its own any more",
     "log:length": "it began behind what another had left",
@@ -35,34 +38,45 @@ CLAUSES = {
     "case:table": "somebody wrote to a slot that was not his any more",
     "kv:imprecise": "its K/V are nearly right",
     "kv:stored": "its K/V are wrong in layer 0 too",
+    "kv:derived": "its K/V of layer 0 are right, and what was computed from them is not",
     "kv:turned": "in layer 0 its K are wrong and its V are right",
     "kv:own": "they are its own, of another position",
     "kv:foreign": "they are another request's",
     "kv:left": "they are of who had the slot before",
     "kv:nobody": "they are nobody's",
-    "kv:part": "only K or only V are wrong",
+    "kv:cells": "of some layers, heads or parts only",
+    "kv:scaled": "they are what they should be but for a factor",
     "got:write": "it had computed them",
+    "got:all": "and so is all that came that way",
+    "got:some": "as are parts of the blocks that came that way",
+    "got:meanwhile": "whose K/V were written while they were on their way",
+    "got:reuse:fetch": "they had come to the pool from another store",
     "got:copy": "they had been copied",
     "got:fetch": "they came from another store",
     "got:restore": "they came back from the host",
     "got:lost": "it had let go of its K/V and went on",
     "read:wrong": "its own K/V in the cache are right",
+    "read:beyond": "it read behind its own end",
+    "case:restored": "requests had come back from the host",
     "out:no-number": "it has logprobs that are no numbers",
     "out:foreign": "it spells another request's words",
     "with:hit": "it was served from the cache",
     "with:fork": "it is a fork",
+    "with:restore": "it had come back from the host",
     "with:copy": "a block was copied for it",
     "with:again": "it had been taken out and was taken up again",
     "with:rewrites": "it wrote some positions twice",
     "takes:before": "it takes what came before the case",
     "with:no-sharing": "nothing is shared",
-    "asked:preempt.resumes": "requests were preempted",
-    "asked:speculative.rolls-back": "prompts misled who guesses ahead",
-    "asked:transfer.whole": "prefixes went to another tier and back",
-    "asked:conversation.follows-history": "histories were gone on with",
 }
+PROBED = {"fails": "{} fails", "holds": "{} holds", "only": "of the probes only those of {} fail"}
+
+
+def _clause(fact: str) -> str:
+    group, _, what = fact.partition(":")
+    return PROBED[group].format(what) if group in PROBED else CLAUSES[fact]
 
 
 def told(facts: Sequence[str]) -> str:
     """Facts in one sentence's worth of clauses."""
-    return ", ".join(CLAUSES[fact] for fact in facts)
+    return ", ".join(map(_clause, facts))

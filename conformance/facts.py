@@ -20,6 +20,8 @@ from kvfence.conformance.oracles.kv import KVEvidence
 from kvfence.conformance.scenarios.scenario import Scenario
 
 IMPRECISE = 0.25  # of the largest element: what is off by less was rounded, and not exchanged
+MOST = 0.75  # of the positions of a line: a few K/V are alike for many tokens
+BEYOND = 0.01  # of a query's attention
 LAID = (Action.WRITE, Action.COPY, Action.RESTORE, Action.FETCH)
 BROUGHT = (*LAID, Action.REUSE, Action.FORK)
 
@@ -38,10 +40,12 @@ def facts(driven: Driven, observation: Observation, evidence: Evidence) -> froze
         found |= set(_kv(evidence.kv, Owner(driven.case.id, observation.prompt.name)))
         found |= set(_got(request, evidence.kv, driven.events))
     harmed = evidence.kv or evidence.attention or evidence.golden.divergence
+    if any(event.action is Action.RESTORE for event in driven.events):
+        found.add("case:restored")
     if observation.kv_judged and harmed and not (evidence.kv and evidence.kv.first_layer):
         found.add("read:wrong")
-    if evidence.attention:
-        found.add("read:attention")
+    if evidence.attention and evidence.attention.beyond > BEYOND:
+        found.add("read:beyond")
     return frozenset(found)
 
 
@@ -125,8 +129,9 @@ def _kv(wrong: KVEvidence, own: Owner) -> Iterator[str]:
     """What is wrong in the cache."""
     if wrong.relative < IMPRECISE:
         yield "kv:imprecise"
-    if len(wrong.parts) == 1:
-        yield "kv:part"
+    yield "kv:whole" if wrong.whole else "kv:cells"
+    if wrong.scaled:
+        yield "kv:scaled"
     # K/V of layer 0 are made of one token only: where they are right the others were computed from wrong reads.
     yield "kv:stored" if wrong.first_layer else "kv:derived"
     if wrong.first_layer == ("K",):
@@ -164,6 +169,9 @@ def _got(request: str, wrong: KVEvidence, events: Sequence[CacheEvent]) -> Itera
     if before and wrong.source and before.request == f"{wrong.source.case}/{wrong.source.request}":
         yield "kv:left"  # by who had the slot before
     yield f"got:{taken.action}"
+    yield _spread(request, taken.action, wrong, events)
+    if _written_meanwhile(wrong, taken, events):
+        yield "got:meanwhile"
     since = [e for e in events[events.index(taken) + 1 :] if e.request == request]
     freed = next((i for i, e in enumerate(since) if e.action is Action.FREE and e.slot == taken.slot), len(since))
     if any(e.action is Action.WRITE for e in since[freed:]):
@@ -172,6 +180,28 @@ def _got(request: str, wrong: KVEvidence, events: Sequence[CacheEvent]) -> Itera
         laid = _last(events[: events.index(taken) + 1], lambda e: _lays(e, taken.slot, place))
         if laid:
             yield f"got:{taken.action}:{laid.action}"
+
+
+def _spread(request: str, action: Action, wrong: KVEvidence, events: Sequence[CacheEvent]) -> str:
+    """How much is wrong of what came to a request in one way: all lines of the log, some of them, or parts of lines."""
+    off = set(wrong.positions)
+    lines = [e for e in events if e.request == request and e.action is action]
+    spans = [range(e.position, e.position + max(e.length, 1)) for e in lines]
+    shares = [sum(position in off for position in span) / len(span) for span in spans]
+    if all(share >= MOST for share in shares):
+        return "got:all"
+    return "got:lines" if all(share >= MOST or share == 0 for share in shares) else "got:some"
+
+
+def _written_meanwhile(wrong: KVEvidence, taken: CacheEvent, events: Sequence[CacheEvent]) -> bool:
+    """Whether the K/V found were computed while what they stand for was on its way."""
+    source, position = wrong.source, wrong.source_position
+    if source is None or position is None:
+        return False
+    name = f"{source.case}/{source.request}"
+    asked = next((i for i, e in enumerate(events) if e.request == taken.request), 0)
+    between = events[asked : events.index(taken)]
+    return any(e.request == name and e.action is Action.WRITE and _holds(e, position) for e in between)
 
 
 def _lays(event: CacheEvent, slot: int, offset: int) -> bool:

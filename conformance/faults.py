@@ -1,7 +1,8 @@
 """Faults planted in the reference engine, and the suite run against each of them until it sees it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,12 +17,15 @@ from kvfence.conformance.judge import foremost
 from kvfence.conformance.naming import FAMILY
 from kvfence.conformance.oracles.twin import Verdict
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.probes import probe
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
 from kvfence.conformance.trial import Judged, Trial
 from kvfence.conformance.yardstick import Yardstick
+from kvfence.reference_impl.auditor import Breach
 from kvfence.reference_impl.defects import DEFECTS, LATER, Defect, Sentinel
+from kvfence.reference_impl.sequence import Sequence
 from kvfence.reference_impl.settings import PARTS
 from kvfence.reports.finding import Finding
 from kvfence.reports.outcome import Outcome
@@ -36,7 +40,9 @@ class Truth:
     """What really happened in a faulty engine, which no oracle is shown."""
 
     exercised: int  # times the faulty line made a difference
-    met: frozenset[tuple[str, str]]  # requests, and those whose K/V they met, by the owner tags
+    met: frozenset[
+        tuple[str, str]
+    ]  # requests, and those whose K/V they met: whose tokens give these K/V, by owner tags
 
 
 class FaultyAdapter(ReferenceAdapter):
@@ -48,13 +54,30 @@ class FaultyAdapter(ReferenceAdapter):
         super().__init__(*engine)
         self._ran = ran
         self._met: set[tuple[str, str]] = set()
+        self._ended: dict[str, Sequence] = {}
 
     def truth(self) -> Truth:
         """What has happened up to now."""
         if self.engine.tags:
-            pairs = [breach.requests for breach in self.engine.audit() if len(breach.requests) == 2]
-            self._met |= {(victim, source) for victim, source in pairs if victim != source}
+            breaches = [breach for breach in self.engine.audit() if len(breach.requests) == 2]
+            self._met |= {(breach.requests[0], source) for breach in breaches for source in self._sources(breach)}
         return Truth(self._ran.count, frozenset(self._met))
+
+    def _sources(self, breach: Breach) -> Iterator[str]:
+        victim, writer = breach.requests
+        if victim != writer:
+            yield writer
+        written = self._ended.get(writer)
+        if breach.owner and written:
+            # Who begins with the same tokens has the same K/V there: no look at them can tell the two apart.
+            end = breach.owner.position + 1
+            for id, other in self._ended.items():
+                if other.namespace == written.namespace and other.tokens[:end] == written.tokens[:end]:
+                    yield id
+
+    def _keep(self, sequence: Sequence) -> None:
+        super()._keep(sequence)
+        self._ended[sequence.id] = sequence
 
 
 def open_faulty(model: str, config: EngineConfig) -> FaultyAdapter:
@@ -102,8 +125,7 @@ class Bench:
         begun, cases, tokens, exercised, failed = time.monotonic(), 0, 0, False, ""
         for case in self._plan.cases:
             cases += 1
-            driven = driver.drive(case, self._preparing(driver, case))
-            judged = trial.judge(_tokens_only(driven) if self._tokens_only else driven)
+            judged = self._judged(driver, trial, case)
             tokens += sum(len(answer.completion.tokens) for answer in judged.driven.answers)
             truth = self._truth()
             exercised = exercised or truth.exercised > 0
@@ -114,10 +136,15 @@ class Bench:
         seconds = time.monotonic() - begun
         twin = None
         if judged.ruling.outcome is Outcome.VIOLATES and not self._tokens_only:
-            judged = trial.explain(judged, lambda without: driver.emptied(case, without))
+            beside = probe(self._plan.cases, judged, lambda other: self._judged(driver, trial, other))
+            judged = trial.explain(judged, None, beside)
             found = driver.twin(case, foremost(judged.ruling.findings).victim) if isinstance(case, Scenario) else None
             twin = None if found is None else found.verdict is Verdict.DEPENDS
         return _record(defect, needed, exercised, judged, truth, twin, cases, tokens, seconds, failed)
+
+    def _judged(self, driver: Driver, trial: Trial, case: Subject) -> Judged:
+        driven = driver.drive(case, self._preparing(driver, case))
+        return trial.judge(_tokens_only(driven) if self._tokens_only else driven)
 
     def _preparing(self, driver: Driver, case: Subject) -> Callable[[EngineInfo], bool]:
         return lambda info: self._yardstick.prepare(case, info, driver.solo)
@@ -200,7 +227,7 @@ def listing() -> Iterator[tuple[str, str, str]]:
         yield "(later)", fault_class, reason
 
 
-def against(settings: Settings, names: Sequence[str], tokens_only: bool = False) -> Iterator[FaultRecord]:
+def against(settings: Settings, names: Several[str], tokens_only: bool = False) -> Iterator[FaultRecord]:
     """Score the planted faults of these names, after the engine without one. Raises UsageError for an unknown name."""
     patterns = names or ("*",)
     chosen = [defect for name, defect in DEFECTS.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]

@@ -9,7 +9,7 @@ from kvfence.conformance.driven import Answer
 from kvfence.conformance.oracles import kv
 from kvfence.conformance.oracles.canary import Owner
 from kvfence.conformance.oracles.kv import Cells, KVEvidence, KVTolerance
-from kvfence.conformance.oracles.side import Domain
+from kvfence.conformance.oracles.side import Domain, Sent
 from kvfence.prompts.mirror import Part
 from kvfence.reference_impl.golden import Golden
 
@@ -17,8 +17,9 @@ from kvfence.reference_impl.golden import Golden
 class GoldenKV:
     """Golden's K/V by request. Those of media, which golden has none for, are left out."""
 
-    def __init__(self, golden: Golden, case: str, answers: Sequence[Answer]) -> None:
-        self._golden, self._case, self._answers = golden, case, answers
+    def __init__(self, golden: Golden, case: str, answers: Sequence[Answer], before: Sequence[Sent] = ()) -> None:
+        """`before` are requests of earlier cases: the K/V found may be what one of them has left."""
+        self._golden, self._case, self._answers, self._before = golden, case, answers, before
         self._made: dict[Owner, Cells] = {}
 
     def examine(self, answer: Answer, tolerance: KVTolerance) -> KVEvidence | None:
@@ -30,17 +31,23 @@ class GoldenKV:
         if not (kv.errors(shown, mine) > tolerance.values[..., None]).any() and np.isfinite(shown).all():
             return None
         known = {self._owner(other): self._cells(other) for other in self._answers if not other.domain.media}
-        return kv.examine(shown, mine, tolerance, {own: mine} | known, own)
+        found = kv.examine(shown, mine, tolerance, {own: mine} | known, own)
+        if found is None or found.source:
+            return found
+        earlier = {sent.owner: self._made_of(sent) for sent in self._before if not sent.domain.media}
+        return kv.examine(shown, mine, tolerance, earlier, own)
 
     def _owner(self, answer: Answer) -> Owner:
         return Owner(self._case, answer.prompt.name)
 
     def _cells(self, answer: Answer) -> Cells:
-        owner = self._owner(answer)
-        if owner not in self._made:
-            tokens = (*answer.prompt.tokens, *answer.completion.tokens)
-            self._made[owner] = self._golden.kv(tokens) * _signs(answer.domain)
-        return self._made[owner]
+        tokens = (*answer.prompt.tokens, *answer.completion.tokens)
+        return self._made_of(Sent(self._owner(answer), answer.domain, tokens))
+
+    def _made_of(self, sent: Sent) -> Cells:
+        if sent.owner not in self._made:
+            self._made[sent.owner] = self._golden.kv(sent.tokens) * _signs(sent.domain)
+        return self._made[sent.owner]
 
 
 def _signs(domain: Domain) -> Cells:

@@ -1,6 +1,7 @@
 """The trial of a case: golden beside every answer, the oracles asked, the ruling made."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,7 @@ from kvfence.conformance.naming import explanation
 from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
 from kvfence.conformance.oracles.golden import Tolerance
+from kvfence.conformance.oracles.side import Sent
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings
@@ -28,6 +30,7 @@ from kvfence.reports.outcome import Outcome
 Tokens = Sequence[int]
 # Logits: thirty times the largest error that was seen where pictures stand among the canary's words.
 MEDIA_EPSILON = 0.01
+RECENT = 40  # requests of earlier cases whose K/V are looked for where none of a case's own are found
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Trial:
     yardstick: Yardstick
     _owners: Owners = field(default_factory=Owners)
     _decoded: int = 0
+    _before: deque[Sent] = field(default_factory=lambda: deque(maxlen=RECENT))  # requests of earlier cases
 
     def judge(self, driven: Driven) -> Judged:
         """Judge a case that an engine was driven through."""
@@ -77,6 +81,10 @@ class Trial:
         )
         ruling = self._rule(driven, scale, evidence, findings)
         telltales = _telltales(driven, evidence) if ruling.findings else ()
+        self._before += [
+            Sent(Owner(case.id, a.prompt.name), a.domain, (*a.prompt.tokens, *a.completion.tokens))
+            for a in driven.answers
+        ]
         seconds, asked = time.monotonic() - begun, _asked(driven, observations, scale)
         return Judged(driven, ruling, observations, evidence, baselines, telltales, seconds, asked)
 
@@ -98,10 +106,13 @@ class Trial:
             return replace(ruling, reason=f"{ruling.reason}; attention not judged: {scale.unjudged}")
         return ruling
 
-    def explain(self, judged: Judged, again: Callable[[Collection[str]], Driven]) -> Judged:
+    def explain(
+        self, judged: Judged, again: Callable[[Collection[str]], Driven] | None, beside: frozenset[str] = frozenset()
+    ) -> Judged:
         """Add to what is told first of a violation what it takes, by running the case `again` without some requests.
 
-        All findings get the class that the table suggests.
+        All findings get the class that the table suggests, by what is known of each and the facts that are known
+        `beside`.
         """
         findings = judged.ruling.findings
         if not findings:
@@ -109,13 +120,13 @@ class Trial:
         first = foremost(findings)
         # Samples of times are not worth taking again.
         timed = isinstance(judged.driven.case, Scenario) and judged.driven.case.arms
-        harmed = None if timed else lambda without: self._still_harmed(again(without))
+        harmed = None if timed or again is None else lambda without: self._still_harmed(again(without))
         trigger = find_trigger(judged.driven, first, harmed) if harmed else None
         said = {o.prompt.name: (o, e) for o, e in zip(judged.observations, judged.evidence, strict=True)}
         explained = []
         for found in findings:
             observation, evidence = said[found.victim]
-            told = explanation(judged.driven, observation, evidence, trigger if found is first else None)
+            told = explanation(judged.driven, observation, evidence, trigger if found is first else None, beside)
             request = f"{judged.driven.case.id}/{found.victim}"
             block = block_of(request, evidence, judged.driven.events)
             explained.append(replace(found, explanation=told, block=block))
@@ -158,7 +169,7 @@ class Trial:
 
     def _observe(self, golden: Golden, driven: Driven, scale: Calibration) -> tuple[Observation, ...]:
         """Golden, and what else there is to compare with, beside every answer."""
-        golden_kv = GoldenKV(golden, driven.case.id, driven.answers) if scale.kv else None
+        golden_kv = GoldenKV(golden, driven.case.id, driven.answers, self._before) if scale.kv else None
         return tuple(_observed(golden, answer, scale, golden_kv) for answer in driven.answers)
 
     def _baseline(self, golden: Golden, observation: Observation) -> Tokens:

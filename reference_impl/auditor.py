@@ -16,7 +16,7 @@ from kvfence.reference_impl.clock import Stream
 from kvfence.reference_impl.footprint import Footprint
 from kvfence.reference_impl.pool import SCRATCH
 from kvfence.reference_impl.sequence import Sequence
-from kvfence.reference_impl.tags import Indices, OwnerTags
+from kvfence.reference_impl.tags import Indices, Owner, OwnerTags
 
 
 class Rule(StrEnum):
@@ -40,6 +40,7 @@ class Breach:
     block: int
     requests: tuple[str, ...]  # who holds it, or reads or writes it and whose K/V it holds
     told: str
+    owner: Owner | None = None  # of what the first of the slots in question holds, where that is another's
 
     def __str__(self) -> str:
         return f"{self.rule}: block {self.block} {self.told}"
@@ -177,7 +178,7 @@ class Auditor:
             holds = f"token {owner.token} at position {owner.position} of {owner.request}" if owner else "nobody's K/V"
             requests = (request, owner.request if owner else None)
             told = f"{use} for position {positions[at]} and holds {holds}"
-            yield Breach(rule, block, tuple(one for one in requests if one is not None), told)
+            yield Breach(rule, block, tuple(one for one in requests if one is not None), told, owner)
 
     # Recounted.
 

@@ -84,6 +84,14 @@ def test_keys_that_golden_does_not_have_are_a_shift_of_their_whole_mass():
     np.testing.assert_allclose(comparison.shifts, 0.3, atol=1e-6)
     farthest = [max(key for key, _ in comparison.examine(LIMITS).engine.top)]
     assert all(key < KEYS + 2 for key in farthest)
+    assert comparison.examine(LIMITS).beyond == pytest.approx(0, abs=1e-6)
+
+
+def test_what_is_read_behind_the_end_is_told():
+    golden, at = distributions()
+    rows = engine(0.6 * golden, at)
+    evidence = shown(Comparison(rows, LAYERS), golden).examine(LIMITS)
+    assert evidence.beyond == pytest.approx(0.4, abs=1e-6)
 
 
 def test_thresholds_are_four_times_the_noise_of_clean_runs_and_never_finer_than_a_probability_can_be_told():

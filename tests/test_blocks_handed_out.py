@@ -77,13 +77,25 @@ def test_what_can_be_found_no_more(between, cause):
     assert [b[3] for b in found if b[0] == "key"] == [cause]
 
 
+def test_what_was_never_published_for_these_tokens_is_a_leftover():
+    events = allocate("B", 7), write("B", 7), publish("B", 7), free("B", 7), evict("", 7), reuse("C", 7)
+    assert breaches(*events, write("C", 8, length=1, position=4)) == [("key", "C", "B", "leftover")]
+
+
+def test_what_its_publisher_has_not_written_when_it_lets_go_never_comes():
+    events = allocate("A", 7), publish("A", 7), free("A", 7), reuse("C", 7)
+    assert breaches(*events, write("C", 8, length=1, position=4)) == [("key", "C", None, "abandoned")]
+
+
 def test_a_slot_handed_to_two():
     assert breaches(allocate("A", 7), allocate("B", 7)) == [("owner", "A", "B", "")]
 
 
 def test_a_slot_let_go_of_by_who_does_not_have_it():
-    assert breaches(*OWN, free("B", 7)) == [("free", "A", "B", "")]
-    assert breaches(*OWN, free("A", 7), free("A", 7)) == [("free", "A", None, "")]
+    assert breaches(*OWN, free("B", 7)) == [("free", "A", "B", "twice")]
+    assert breaches(*OWN, free("A", 7), free("A", 7)) == [("free", "A", None, "twice")]
+    # It went on with the slot, as its table still named it.
+    assert breaches(*OWN, free("A", 7), write("A", 8), free("A", 7)) == [("free", "A", None, "used")]
     # Its last call may have let it keep what it lets go of now.
     assert breaches(*OWN, free("X", 7)) == []
 

@@ -38,6 +38,17 @@ def test_a_block_of_another_is_found_and_named():
     found = look(shown)
     assert (found.positions, found.layers, found.heads, found.parts) == ((4, 5, 6, 7), (0, 1, 2), (0, 1), ("K", "V"))
     assert (found.source, found.source_position) == (YOU, 4)
+    assert (found.whole, found.scaled) == (True, False)
+
+
+def test_what_is_its_own_but_for_a_factor_is_told_apart():
+    shown = MINE.copy()
+    shown[..., 5, :] *= 1.5
+    assert look(shown).scaled
+    shown[..., 5, :] *= -1
+    assert not look(shown).scaled
+    shown[..., 5, :] = 0
+    assert not look(shown).scaled
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -47,7 +58,7 @@ def test_one_cell_is_enough(part, layer, head, at):
     shown[part, layer, head, at] = HERS[part, layer, head, 3]
     found = look(shown)
     assert (found.positions, found.layers, found.heads, found.parts) == ((at,), (layer,), (head,), ("KV"[part],))
-    assert (found.source, found.source_position) == (HER, 3)
+    assert (found.source, found.source_position, found.whole) == (HER, 3, False)
 
 
 def test_its_own_at_another_position_is_its_own_fault():

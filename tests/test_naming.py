@@ -4,8 +4,10 @@ from itertools import combinations
 
 import pytest
 
-from kvfence.conformance.clauses import CLAUSES
+from kvfence.conformance.clauses import CLAUSES, PROBED, told
 from kvfence.conformance.naming import FAMILIES, FAMILY, TABLE, suggest
+from kvfence.conformance.probes import PROBES
+from kvfence.conformance.scenarios import REPERTOIRE
 from kvfence.reference_impl.defects import DEFECTS, LATER
 
 
@@ -36,4 +38,12 @@ def test_the_first_row_that_matches_names_the_class(known, named):
 
 
 def test_every_fact_of_the_table_can_be_told():
-    assert {fact for row in TABLE for fact in row.facts} <= set(CLAUSES)
+    told_of = {fact for row in TABLE for fact in row.facts}
+    probed = {fact for fact in told_of if fact.partition(":")[0] in PROBED}
+    assert told_of - probed | {"log:fork:media", "side:token"} == set(CLAUSES)
+    assert all(name in PROBES for group, _, name in (fact.partition(":") for fact in probed) if group != "only")
+    requirements = {REPERTOIRE.requirement(name) for name in REPERTOIRE.names()}
+    assert {fact.removeprefix("only:") for fact in probed if fact.startswith("only:")} <= requirements
+    assert (
+        told(["only:key.salt", "holds:evict.reset"]) == "of the probes only those of key.salt fail, evict.reset holds"
+    )

@@ -50,6 +50,7 @@ class AttentionEvidence:
     excess: NDArray[np.float32]  # [n, layers, heads] over the thresholds; above 1 = moved
     engine: Peak
     golden: Peak
+    beyond: float  # most probability, of any layer and head at that step, that went to keys which are not its own
 
 
 class Comparison:
@@ -95,7 +96,8 @@ class Comparison:
             seen.maximum[where], seen.entropy[where], seen.top[where], _at(seen.rows[where], seen.top[where])
         )
         golden = _peak(self._maximum[where], self._entropy[where], self._top[where], self._probable[where])
-        return AttentionEvidence(step, layer, head, self.shifts, excess, engine, golden)
+        beyond = float(1 - seen.rows[step].sum(-1).min())
+        return AttentionEvidence(step, layer, head, self.shifts, excess, engine, golden, beyond)
 
 
 def _at(rows: NDArray[np.float32], top: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -48,6 +48,7 @@ class Ledger:
         self._unanswered: set[str] = set()  # requests of whose tokens only the prompt is known
         self._taken: dict[str, list[Line]] = {}  # by requests that have not computed since
         self._copied: set[tuple[str, int]] = set()  # requests with positions that were copied for them
+        self._wrote: dict[str, int] = {}  # number of the last line by which requests have written
         self._lines = 0
 
     def replay(self, events: Iterable[CacheEvent], tokens: Mapping[str, Tokens]) -> list[Breach]:
@@ -66,6 +67,7 @@ class Ledger:
             slot.held.clear()
         self._taken.clear()
         self._copied.clear()
+        self._wrote.clear()
         return list(breaches.values())
 
     def replay_failed(self, events: Iterable[CacheEvent], prompts: Mapping[str, Tokens]) -> None:
@@ -80,6 +82,7 @@ class Ledger:
             case Action.ALLOCATE:
                 yield from self._hand_out(slot, line)
             case Action.WRITE:
+                self._wrote[event.request] = line.number
                 yield from self._look(self._taken.pop(event.request, ()))
                 yield from self._stray(slot, line, event.request in current)
                 yield from self._write(slot, line)
@@ -92,8 +95,8 @@ class Ledger:
             case Action.REUSE | Action.FORK:
                 yield from self._take(slot, line)
             case Action.EVICT:
+                slot.withdrawn += slot.published.values()
                 slot.published.clear()
-                slot.withdrawn = True
             case Action.FREE:
                 yield from self._let_go(slot, line, event.request in current)
 
@@ -134,7 +137,7 @@ class Ledger:
     def _publish(self, slot: Slot, line: Line) -> None:
         event = line.event
         slot.published[event.key] = line
-        slot.withdrawn = False
+        slot.withdrawn.clear()
         if not slot.handed:
             slot.laid.update(dict.fromkeys(offsets_of(event, event.length), line))
 
@@ -142,7 +145,12 @@ class Ledger:
         event, published = line.event, slot.published.get(line.event.key)
         offsets = offsets_of(event, event.length or untold(published, event))
         slot.held.setdefault(event.request, []).append(offsets)
-        fault = unfindable(slot, published, offsets) if event.action is Action.REUSE else None
+        fault = None
+        if event.action is Action.REUSE:
+            end = event.position + len(offsets)
+            fault = unfindable(
+                slot, published, offsets, lambda old: self._agreed(event.request, old.event.request)[0] >= end
+            )
         if fault is None and slot.handed:
             self._taken.setdefault(event.request, []).append(line)
             return
@@ -163,15 +171,17 @@ class Ledger:
         for one in unread:
             taken.remove(one)
         # What was not copied before it was let go of has not been read, and may have been written later.
-        late = ("unwritten", "tail")
+        late = ("unwritten", "abandoned", "tail")
         copied = any((request, one.event.position) in self._copied for one in unread)
         yield from (breach for breach in self._look(unread) if copied or breach.cause not in late)
-        slot.left.add(request)
+        wrote = self._wrote.get(request, 0) > slot.left.get(request, line.number)
+        slot.left[request] = line.number
         if slot.held.pop(request, None) is None and slot.handed and current:
             for victim in slot.held or (request,):
                 held = ", which it has," if victim != request else ""
                 told = f"sees slot {line.event.slot}{held} let go of by {request}, which does not have it"
-                yield Breach("free", victim, request if victim != request else None, line.event, told)
+                source, cause = request if victim != request else None, "used" if wrote else "twice"
+                yield Breach("free", victim, source, line.event, told, cause)
 
     def _foreign(self, slot: Slot, published: Line | None, taken: CacheEvent, offsets: range) -> Fault | None:
         """What is wrong with the first of the K/V at these offsets that are not what the taker's own tokens give."""
@@ -181,7 +191,8 @@ class Ledger:
             if line is None or line.number < slot.handed:
                 left = slot.owner(offset)
                 tail = offset == offsets[-1] and len(offsets) > 1
-                cause = "tail" if tail else "unwritten"
+                gone = published is not None and slot.handed and published.event.request not in slot.held
+                cause = "tail" if tail else "abandoned" if gone else "unwritten"
                 return Fault(left, cause, f"nobody has written them since it was handed out ({whose(left)})")
             if published and published.number > line.number and not slot.handed:
                 line = published

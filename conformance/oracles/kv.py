@@ -16,6 +16,8 @@ from kvfence.adapters.observation import KV
 from kvfence.conformance.oracles.canary import Owner
 
 FACTOR = 4.0
+MOST = 0.75  # of the cells of a position: a few are alike for many tokens
+ALIGNED = 0.98
 PARTS = ("K", "V")
 Cells = NDArray[np.float32]  # [2, layers, kv_heads, T, head_dim], K first
 
@@ -41,6 +43,8 @@ class KVEvidence:
     heads: tuple[int, ...]  # KV heads
     parts: tuple[str, ...]  # of "K" and "V"
     first_layer: tuple[str, ...]  # of these, what is off in layer 0, whose K/V are made of one token only
+    whole: bool  # whether most cells of the first position are off, as another token's are
+    scaled: bool  # whether its cells are what they should be but for a factor
     excess: float  # largest error over its tolerance
     relative: float  # largest error over the largest element that should be there, cell by cell
     source: Owner | None  # whose K/V the first of these positions holds; None = nobody's that is known
@@ -80,8 +84,21 @@ def examine(
     size = np.abs(golden[..., : wrong.shape[-1], :]).max(-1)[wrong]
     relative = float((np.nan_to_num(errors(shown, golden)[wrong], nan=np.inf) / np.maximum(size, 1e-9)).max())
     names = tuple(PARTS[part] for part in parts)
+    there = wrong[..., positions[0]]
+    whole, scaled = (
+        bool(there.mean() >= MOST),
+        _scaled(shown[..., positions[0], :][there], golden[..., positions[0], :][there]),
+    )
     first = tuple(name for name, at in zip(PARTS, wrong[:, 0], strict=True) if at.any())
-    return KVEvidence(tuple(positions), tuple(layers), tuple(heads), names, first, worst, relative, source, where)
+    return KVEvidence(
+        tuple(positions), tuple(layers), tuple(heads), names, first, whole, scaled, worst, relative, source, where
+    )
+
+
+def _scaled(shown: NDArray[np.float32], golden: NDArray[np.float32]) -> bool:
+    """Whether cells [cells, head_dim] point where golden's do: the cosine of the angle between them."""
+    sizes = np.linalg.norm(shown, axis=-1) * np.linalg.norm(golden, axis=-1)
+    return bool(((shown * golden).sum(-1) >= ALIGNED * np.maximum(sizes, np.finfo(np.float32).tiny)).all())
 
 
 def _whose(

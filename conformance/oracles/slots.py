@@ -1,5 +1,6 @@
 """Slots of a cache as its log tells of them: whose K/V are where, who relies on them, and which rule is broken."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,10 +28,11 @@ class Breach:
     source: str | None
     event: CacheEvent
     told: str
-    # Of key and fork, what is wrong with what was taken: withdrawn, unpublished, beyond, position, unwritten, tail (its
-    # last token alone is unwritten), overwritten, or what the K/V were made of otherwise: token, salt, adapter, weights
-    # or media. Of overlap, how the writer came there: handed (it has the slot too), shared, freed (it had it), fetched,
-    # padding or stray.
+    # Of key and fork, what is wrong with what was taken: withdrawn, leftover (and never published for these tokens),
+    # unpublished, beyond, position, unwritten, abandoned (by who would have written it), tail (its last token alone is
+    # unwritten), overwritten, or what the K/V were made of otherwise: token, salt, adapter, weights or media. Of
+    # overlap, how the writer came there: handed (it has the slot too), shared, freed (it had it), fetched, padding or
+    # stray. Of free, what it had let go of before: twice, or used, where it went on computing with it.
     cause: str = ""
 
 
@@ -65,9 +67,9 @@ class Slot:
 
     laid: dict[int, Line] = field(default_factory=dict)  # by offset, the last line that says whose K/V are there
     published: dict[str, Line] = field(default_factory=dict)  # by key
-    withdrawn: bool = False  # whether it could be found once, and can no more
+    withdrawn: list[Line] = field(default_factory=list)  # publications by which it could be found, and can no more
     held: dict[str, list[range]] = field(default_factory=dict)  # offsets that requests rely on, until they let go
-    left: set[str] = field(default_factory=set)  # requests that let go of it
+    left: dict[str, int] = field(default_factory=dict)  # requests that let go of it, and the number of the line
     handed: int = 0  # number of the line that handed it out last; 0 = that is not told
 
     def owner(self, offset: int) -> str | None:
@@ -76,12 +78,14 @@ class Slot:
         return line.event.request if line else None
 
 
-def unfindable(slot: Slot, published: Line | None, offsets: range) -> Fault | None:
-    """Why nothing should have been found there, if so."""
+def unfindable(slot: Slot, published: Line | None, offsets: range, fits: Callable[[Line], bool]) -> Fault | None:
+    """Why nothing should have been found there, if so; `fits` says whether a publication was of the same tokens."""
     first = offsets[0]
     if published is None:
-        cause, told = ("withdrawn", "withdrawn again") if slot.withdrawn else ("unpublished", "never published")
-        return Fault(slot.owner(first), cause, f"they were {told}" if slot.withdrawn else "nobody has published them")
+        if not slot.withdrawn:
+            return Fault(slot.owner(first), "unpublished", "nobody has published them")
+        cause = "withdrawn" if any(map(fits, slot.withdrawn)) else "leftover"
+        return Fault(slot.owner(first), cause, "they were withdrawn again")
     if published.number < slot.handed:
         return Fault(slot.owner(first), "withdrawn", "it was handed out to another since they were published")
     beyond = next((offset for offset in offsets if not published.covers(offset)), None)

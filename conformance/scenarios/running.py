@@ -129,7 +129,7 @@ def for_room_with_a_prefix(cast: Cast) -> None:
 
 @scenario("speculative.rolls-back", ROOMY)
 def misled(cast: Cast) -> None:
-    """Prompts that mislead who guesses from them, at every offset of a block; then all that was said is gone on from."""
+    """Prompts that mislead who guesses from them, at all offsets of a block; then all that was said is gone on from."""
     for i in range(4):
         cast.ask(f"A{i}", _misleading(cast, f"A{i}", 1 + i), n=30)
     for i in range(4):
