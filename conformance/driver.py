@@ -27,7 +27,7 @@ from kvfence.conformance.driven import PRIMER, Answer, Driven
 from kvfence.conformance.leave_out import scenario_without
 from kvfence.conformance.oracles.blocks import Ledger
 from kvfence.conformance.oracles.twin import TwinEvidence
-from kvfence.conformance.performance import check_played
+from kvfence.conformance.performance import check_played, marks
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
@@ -239,7 +239,7 @@ class Driver:
             self._give_up(requests)
             raise
         seen = self._observe(requests)
-        tokens = {r.id: (*r.prompt, *c.tokens) for r, c in zip(requests, completions, strict=True)}
+        tokens = {r.id: marks((*r.prompt, *c.tokens)) for r, c in zip(requests, completions, strict=True)}
         breaches = self._ledger.replay(seen.events, tokens)
         answers = [
             Answer(
@@ -257,7 +257,7 @@ class Driver:
         """Take what an engine that lives on has noted of a failed call, or it would seem to be of the next one."""
         if self._host.info is self._known:
             with suppress(AdapterError):
-                self._ledger.replay_failed(self._observe([]).events, {r.id: r.prompt for r in requests})
+                self._ledger.replay_failed(self._observe([]).events, {r.id: marks(r.prompt) for r in requests})
 
     def _observe(self, requests: Sequence[Request]) -> Observed:
         if not self._settings.observe:

@@ -1,9 +1,8 @@
 """Facts: what is known of one victim beside that it is one, as short names that the class-naming table goes by.
 
-A name is "group:what". Groups: log (a rule of ownership that broke), kv (what was wrong in the cache), got (how those
-K/V came there), read (the cache was right and was read wrongly), out (how the answer is wrong), side (what two domains
-differ in that met), with (what the victim was put through), beside (what others were), case (rules that broke for
-anybody) and asked (the requirement).
+A name is "group:what". Groups: first (the rule of ownership that broke first in the case), case (rules that broke
+there), kv (what was wrong in the cache), got (how those K/V came there), read (how the cache was read), out (how the
+answer is wrong), side (what two domains differ in that met) and with (what the victim was put through).
 """
 
 import math
@@ -29,13 +28,13 @@ BROUGHT = (*LAID, Action.REUSE, Action.FORK)
 def facts(driven: Driven, observation: Observation, evidence: Evidence) -> frozenset[str]:
     """All that is known of a victim."""
     request = f"{driven.case.id}/{observation.prompt.name}"
-    found = {f"asked:{driven.case.requirement}", *_with(driven, observation)}
-    found |= {f"log:{b.kind}" for b in evidence.breaches}
-    found |= {f"log:{b.kind}:{b.cause}" for b in evidence.breaches if b.cause}
-    found |= {f"case:{b.kind}" for answer in driven.answers for b in answer.breaches}
+    found = set(_with(driven, observation))
+    found |= set(_rules(driven))
     found |= set(_out(observation, evidence))
     if evidence.side:
         found.add(f"side:{evidence.side.differs or 'nobody'}")
+        if evidence.side.possible and evidence.side.cached == evidence.side.possible + 1:
+            found.add("side:one-more")
     if evidence.kv:
         found |= set(_kv(evidence.kv, Owner(driven.case.id, observation.prompt.name)))
         found |= set(_got(request, evidence.kv, driven.events))
@@ -44,9 +43,20 @@ def facts(driven: Driven, observation: Observation, evidence: Evidence) -> froze
         found.add("case:restored")
     if observation.kv_judged and harmed and not (evidence.kv and evidence.kv.first_layer):
         found.add("read:wrong")
-    if evidence.attention and evidence.attention.beyond > BEYOND:
-        found.add("read:beyond")
+    if evidence.attention:
+        found.add("read:beyond" if evidence.attention.beyond > BEYOND else "read:attention")
     return frozenset(found)
+
+
+def _rules(driven: Driven) -> Iterator[str]:
+    """Which rules broke for anybody, and which did first: what came later may come of that."""
+    places = {id(event): i for i, event in enumerate(driven.events)}
+    breaches = [breach for answer in driven.answers for breach in answer.breaches]
+    yield from {f"case:{breach.kind}" for breach in breaches}
+    if breaches:
+        first = min(breaches, key=lambda breach: places.get(id(breach.event), -1))
+        yield f"first:{first.kind}"
+        yield f"first:{first.kind}:{first.cause}"
 
 
 def _with(driven: Driven, observation: Observation) -> Iterator[str]:
@@ -64,7 +74,6 @@ def _with(driven: Driven, observation: Observation) -> Iterator[str]:
         yield "with:fork"
     touched = {op.verb for op in schedule if op.target in (request, parent)}
     yield from (f"with:{verb}" for verb in touched if verb in (Verb.PREEMPT, Verb.FORK))
-    yield from {f"beside:{op.verb}" for op in schedule if op.target and op.target not in (request, parent)}
     if own and own.conversation:
         yield "with:turn"
         if any(op.verb is Verb.EDIT and op.target == own.conversation for op in schedule):
@@ -140,6 +149,8 @@ def _kv(wrong: KVEvidence, own: Owner) -> Iterator[str]:
         yield "kv:nobody"
     else:
         yield "kv:own" if wrong.source == own else "kv:foreign"
+        if wrong.source.case != own.case:
+            yield "kv:earlier"
     yield "kv:one-position" if len(wrong.positions) == 1 else "kv:positions"
     if np.diff(wrong.positions).max(initial=1) > 1:
         yield "kv:scattered"

@@ -1,15 +1,14 @@
 """The class-naming table: which known class of faults a finding looks like. Used by verdicts and diagnosis alike.
 
-A row matches where all its facts are known of the victim; the first row that matches names the class. What a log shows
-comes first, then what is wrong in the cache, then how the answer is wrong and what the victim was put through.
+A row matches where all its facts are known of a victim. The victims of a case are taken for those of one fault: the
+first row that matches any of them names its class. What a log shows comes first, then what is wrong in the cache, then
+how the answer is wrong and what the victim was put through, then which of some other scenarios go wrong.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvfence.conformance.clauses import told
-from kvfence.conformance.driven import Driven
-from kvfence.conformance.evidence import Evidence, Observation
-from kvfence.conformance.facts import facts
 from kvfence.conformance.trigger import Trigger
 from kvfence.reports.finding import Explanation
 
@@ -47,47 +46,49 @@ def _row(fault_class: str, *facts: str) -> Row:
 TABLE: tuple[Row, ...] = (
     # What is no number comes from slots that nobody wrote, through a mask.
     _row("NAN-SLOT", "out:no-number"),
-    # A rule of ownership that broke.
-    _row("KEY-SALT", "log:key:salt"),
-    _row("KEY-LORA", "log:key:adapter"),
-    _row("KEY-MM", "log:key:media"),
-    _row("KEY-EPOCH", "log:key:weights"),
-    _row("KEY-HASH", "log:key:token"),
-    _row("OFF-BY-ONE", "log:key:tail"),
-    _row("SLOT-REUSE", "log:key:leftover"),
-    _row("PUB-EARLY", "log:key:unwritten"),
-    _row("PUB-FAIL", "log:key:abandoned"),
-    _row("STALE-IDX", "log:key:withdrawn"),
-    _row("OFF-BY-ONE", "log:key:position"),
-    _row("OFF-BY-ONE", "log:key:beyond"),
-    _row("KEY-SALT", "log:fork:salt"),
-    _row("KEY-LORA", "log:fork:adapter"),
-    _row("KEY-EPOCH", "log:fork:weights"),
-    _row("STALE-IDX", "log:fork:token"),
+    # A rule of ownership that broke. Padding comes first: what it overwrote is no longer what was published, either.
+    _row("PAD-WRITE", "first:overlap:padding"),
+    _row("KEY-SALT", "first:key:salt"),
+    _row("KEY-LORA", "first:key:adapter"),
+    _row("KEY-MM", "first:key:media"),
+    _row("KEY-EPOCH", "first:key:weights"),
+    _row("KEY-HASH", "first:key:token"),
+    _row("OFF-BY-ONE", "first:key:tail"),
+    _row("SLOT-REUSE", "first:key:leftover"),
+    _row("PUB-EARLY", "first:key:unwritten"),
+    _row("ROLLBACK", "first:key:abandoned", "only:speculative.rolls-back"),
+    _row("PUB-FAIL", "first:key:abandoned"),
+    _row("STALE-IDX", "first:key:withdrawn"),
+    _row("OFF-BY-ONE", "first:key:position"),
+    _row("OFF-BY-ONE", "first:key:beyond"),
+    _row("KEY-SALT", "first:fork:salt"),
+    _row("KEY-LORA", "first:fork:adapter"),
+    _row("KEY-EPOCH", "first:fork:weights"),
+    _row("STALE-IDX", "first:fork:token"),
     _row("ROLLBACK", "kv:stored", "with:rewrites"),
-    _row("PAD-WRITE", "log:overlap:padding"),
-    _row("UAF-DST", "log:overlap:fetched"),
-    _row("UAF-STEP", "log:overlap:freed"),
-    _row("REFCOUNT", "log:overlap:shared", "case:owner"),
-    _row("REFCOUNT", "log:overlap:shared", "case:free"),
-    _row("COW", "log:overlap:shared"),
-    _row("REFCOUNT", "log:owner"),
-    _row("STALE-TABLE", "log:free:used"),
-    _row("STALE-TABLE", "log:free", "case:table"),
-    _row("REFCOUNT", "log:free"),
-    _row("STALE-TABLE", "log:table"),
-    _row("REFCOUNT", "log:overlap:handed"),
-    _row("STALE-TABLE", "log:overlap:stray"),
-    _row("SLOT-REUSE", "log:length"),
+    _row("UAF-DST", "first:overlap:fetched"),
+    _row("UAF-STEP", "first:overlap:freed"),
+    _row("REFCOUNT", "first:overlap:shared", "case:owner"),
+    _row("REFCOUNT", "first:overlap:shared", "case:free"),
+    _row("COW", "first:overlap:shared"),
+    _row("REFCOUNT", "first:owner"),
+    _row("STALE-TABLE", "first:free:used"),
+    _row("STALE-TABLE", "first:free", "case:table"),
+    _row("REFCOUNT", "first:free"),
+    _row("STALE-TABLE", "first:table"),
+    _row("REFCOUNT", "first:overlap:handed"),
+    _row("STALE-TABLE", "first:overlap:stray"),
+    _row("SLOT-REUSE", "first:length"),
     # What two domains differ in that met.
     _row("KEY-SALT", "side:salt"),
     _row("KEY-LORA", "side:adapter"),
     _row("KEY-MM", "side:media"),
     _row("KEY-EPOCH", "side:weights"),
-    _row("REFCOUNT", "log:key:overwritten"),
+    _row("REFCOUNT", "first:key:overwritten"),
     # What the cache held, and how it came there.
     _row("QUANT-DEP", "kv:imprecise", "kv:stored"),
-    _row("QUANT-DEP", "kv:scaled"),
+    _row("QUANT-DEP", "kv:scaled", "kv:stored"),
+    _row("QUANT-DEP", "kv:scaled", "got:restore"),
     _row("OFF-BY-ONE", "kv:turned", "got:write"),
     _row("KEY-HASH", "got:fetch", "side:nobody"),
     _row("XFER-MAP", "got:fetch", "kv:cells"),
@@ -96,6 +97,7 @@ TABLE: tuple[Row, ...] = (
     _row("UAF-SRC", "got:fetch", "kv:foreign", "got:meanwhile"),
     _row("PUB-FAIL", "got:fetch", "kv:left"),
     _row("PUB-FAIL", "got:fetch", "kv:own"),
+    _row("PUB-EARLY", "got:fetch", "kv:foreign", "kv:earlier"),
     _row("XFER-EARLY", "got:fetch", "kv:foreign", "case:restored"),
     _row("STALE-IDX", "got:fetch", "kv:foreign"),
     _row("PUB-EARLY", "got:fetch", "kv:stored"),
@@ -118,20 +120,23 @@ TABLE: tuple[Row, ...] = (
     _row("PAD-READ", "read:wrong", "read:beyond"),
     _row("STALE-TABLE", "read:wrong", "out:foreign"),
     _row("RESUME-READ", "read:wrong", "with:hit"),
-    _row("COMMON-PFX", "read:wrong"),
+    _row("COMMON-PFX", "read:wrong", "read:attention"),
+    _row("PAD-READ", "read:wrong"),
     # Answers alone, and which of the probes go wrong.
     _row("SLOT-REUSE", "takes:before", "with:no-sharing"),
     _row("KEY-HASH", "side:nobody", "out:foreign"),
-    _row("OFF-BY-ONE", "side:nobody"),
+    _row("OFF-BY-ONE", "side:nobody", "side:one-more"),
     _row("SLOT-REUSE", "fails:slot.recycled"),
     _row("PAD-WRITE", "fails:batch.ragged", "fails:prefix.block-edges"),
     _row("PAD-READ", "fails:batch.ragged"),
+    _row("PAD-READ", "fails:fork.in-a-block", "fails:preempt.for-room"),
     _row("PREEMPT", "fails:preempt.for-room"),
     _row("STALE-IDX", "fails:evict.reset", "holds:fork.in-a-block"),
     _row("COW", "fails:fork.in-a-block", "fails:prefix.block-edges"),
     _row("REFCOUNT", "fails:fork.at-the-edge", "fails:cancel.decoding"),
     _row("COW", "only:fork.private-tail"),
-    _row("REFCOUNT", "only:cancel.keeps-shared"),
+    _row("REFCOUNT", "only:cancel.keeps-shared", "fails:cancel.decoding"),
+    _row("OFF-BY-ONE", "only:cancel.keeps-shared", "with:hit"),
     _row("KEY-LORA", "only:key.adapter"),
     _row("KEY-MM", "only:key.media"),
     _row("KEY-SALT", "only:key.salt"),
@@ -149,28 +154,21 @@ TABLE: tuple[Row, ...] = (
 )
 
 
-def suggest(known: frozenset[str]) -> Row | None:
-    """The first row that matches."""
-    return next((row for row in TABLE if row.matches(known)), None)
+def suggest(known: Mapping[str, frozenset[str]]) -> tuple[Row, str] | None:
+    """The first row that matches any of some victims of one fault, by facts of each, and that victim."""
+    matching = ((row, victim) for row in TABLE for victim, facts in known.items() if row.matches(facts))
+    return next(matching, None)
 
 
-def explanation(
-    driven: Driven,
-    observation: Observation,
-    evidence: Evidence,
-    trigger: Trigger | None = None,
-    beside: frozenset[str] = frozenset(),
-) -> Explanation:
-    """What made a victim of a request, as far as it was tried, and the class of faults that it looks like."""
-    known = facts(driven, observation, evidence) | beside
-    if trigger:
-        known |= {f"takes:{trigger.takes}"}
-    row = suggest(known)
+def explanation(victim: str, named: tuple[Row, str] | None, trigger: Trigger | None = None) -> Explanation:
+    """What made a victim of a request, as far as it was tried, and the class of faults that the case looks like."""
+    row, of = named or (None, victim)
+    whose = "" if of == victim else f"; so it is of request {of}"
     return Explanation(
         triggers=trigger.requests if trigger else (),
         trigger_how=trigger.how if trigger else "",
         fault_class=row.fault_class if row else None,
         family=FAMILY[row.fault_class] if row else None,
         confidence=row.confidence if row else None,
-        class_how=told(row.facts) if row else "no row of the table is like it",
+        class_how=told(row.facts) + whose if row else "no row of the table is like it",
     )

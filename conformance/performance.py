@@ -14,6 +14,8 @@ from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.prompts.groups import Layout, Tokens
 from kvfence.prompts.prompt import Prompt
 
+PLAIN = Domain()
+
 
 @dataclass(frozen=True)
 class Part:
@@ -151,12 +153,16 @@ class _Stage:
 
 
 def marked(part: Part) -> list[Mark]:
-    """Prompt and output with what their K/V depend on beside: equal as far as K/V may be shared."""
-    domain = part.domain
+    """Prompt and output of a part, and what their K/V depend on beside."""
+    return marks(part.tokens, part.domain)
+
+
+def marks(tokens: Sequence[int], domain: Domain = PLAIN) -> list[Mark]:
+    """Tokens with what their K/V depend on beside: equal as far as K/V may be shared."""
     media = dict(domain.media)
     shown: tuple[tuple[int, str], ...] = ()
     row: list[Mark] = []
-    for position, token in enumerate(part.tokens):
+    for position, token in enumerate(tokens):
         if position in media:
             shown = (*shown, (position, media[position]))
         row.append(Mark(token, domain.salt, domain.adapter, domain.weights, shown))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from kvfence.adapters.api import EngineFaultError
 from kvfence.conformance.driven import Answer, Driven
 from kvfence.conformance.evidence import Evidence, Observation, ask
-from kvfence.conformance.facts import block_of
+from kvfence.conformance.facts import block_of, facts
 from kvfence.conformance.golden_kv import GoldenKV
 from kvfence.conformance.judge import Ruling, foremost, rule
-from kvfence.conformance.naming import explanation
+from kvfence.conformance.naming import explanation, suggest
 from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
 from kvfence.conformance.oracles.golden import Tolerance
@@ -123,11 +123,13 @@ class Trial:
         harmed = None if timed or again is None else lambda without: self._still_harmed(again(without))
         trigger = find_trigger(judged.driven, first, harmed) if harmed else None
         said = {o.prompt.name: (o, e) for o, e in zip(judged.observations, judged.evidence, strict=True)}
-        explained = []
+        known = {found.victim: facts(judged.driven, *said[found.victim]) | beside for found in findings}
+        if trigger:
+            known[first.victim] |= {f"takes:{trigger.takes}"}
+        named, explained = suggest(known), []
         for found in findings:
-            observation, evidence = said[found.victim]
-            told = explanation(judged.driven, observation, evidence, trigger if found is first else None, beside)
-            request = f"{judged.driven.case.id}/{found.victim}"
+            told = explanation(found.victim, named, trigger if found is first else None)
+            request, (_, evidence) = f"{judged.driven.case.id}/{found.victim}", said[found.victim]
             block = block_of(request, evidence, judged.driven.events)
             explained.append(replace(found, explanation=told, block=block))
         return replace(judged, ruling=replace(judged.ruling, findings=tuple(explained)))

@@ -51,6 +51,11 @@ def test_answers_alone_show_who_leaked():
     assert record.source_right is True
 
 
+def test_who_begins_with_the_same_tokens_has_the_same_kv():
+    """The prefix that a withdrawn request was waiting for is written over another's: it was computed by a third."""
+    assert score("uaf-dst.cancel", "transfer.fetched").source_right is True
+
+
 def test_tokens_alone_see_less():
     settings = Settings("reference", "canary", "scenarios", cases=("key.salts-float32",), watch=(), in_process=True)
     bench = Bench(settings, Plan(settings), tokens_only=True)
