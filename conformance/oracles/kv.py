@@ -16,7 +16,6 @@ from kvfence.adapters.observation import KV
 from kvfence.conformance.oracles.canary import Owner
 
 FACTOR = 4.0
-MOST = 0.75  # of the cells of a position: a few are alike for many tokens
 ALIGNED = 0.98
 PARTS = ("K", "V")
 Cells = NDArray[np.float32]  # [2, layers, kv_heads, T, head_dim], K first
@@ -43,7 +42,7 @@ class KVEvidence:
     heads: tuple[int, ...]  # KV heads
     parts: tuple[str, ...]  # of "K" and "V"
     first_layer: tuple[str, ...]  # of these, what is off in layer 0, whose K/V are made of one token only
-    whole: bool  # whether most cells of the first position are off, as another token's are
+    whole: bool  # whether all of layer 0 is off at some position, as another token's is
     scaled: bool  # whether its cells are what they should be but for a factor
     excess: float  # largest error over its tolerance
     relative: float  # largest error over the largest element that should be there, cell by cell
@@ -85,10 +84,8 @@ def examine(
     relative = float((np.nan_to_num(errors(shown, golden)[wrong], nan=np.inf) / np.maximum(size, 1e-9)).max())
     names = tuple(PARTS[part] for part in parts)
     there = wrong[..., positions[0]]
-    whole, scaled = (
-        bool(there.mean() >= MOST),
-        _scaled(shown[..., positions[0], :][there], golden[..., positions[0], :][there]),
-    )
+    scaled = _scaled(shown[..., positions[0], :][there], golden[..., positions[0], :][there])
+    whole = bool(wrong[:, 0].all(axis=(0, 1)).any())
     first = tuple(name for name, at in zip(PARTS, wrong[:, 0], strict=True) if at.any())
     return KVEvidence(
         tuple(positions), tuple(layers), tuple(heads), names, first, whole, scaled, worst, relative, source, where
