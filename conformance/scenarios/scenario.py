@@ -48,6 +48,10 @@ class Scenario:
     def id(self) -> str:
         return f"{self.name}-{self.dtype}"
 
+    def short(self, id: str) -> str:
+        """The short name of a request or conversation of this scenario."""
+        return id.removeprefix(f"{self.id}/")
+
     @property
     def topic(self) -> str:
         """The pytest topic it belongs to."""
