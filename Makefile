@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults controls lint bench clean
+.PHONY: install demo test proof kernel faults controls requirements lint bench clean
 
 install: $(STAMP)
 
@@ -54,6 +54,10 @@ faults: install
 # Engines that are right, thousands of requests, none of which may be flagged; hours without a GPU.
 controls: install
 	$(BIN)/python benchmarks/controls.py --report $(CONTROLS)
+
+# The page of requirements; a test holds it to be up to date.
+requirements: install
+	$(BIN)/python -m kvfence.conformance.catalogue_page > docs/requirements.md
 
 # mypy sees the packages under their real names only where they are installed.
 lint: install

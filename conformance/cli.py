@@ -1,4 +1,4 @@
-"""The command line: `kvfence run | report | list | faults | model | ledger`."""
+"""The command line: `kvfence run | replay | report | list | faults | model | ledger`."""
 
 import sys
 from collections.abc import Callable
@@ -63,6 +63,41 @@ def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], 
     except KeyboardInterrupt:
         click.echo(f"kvfence: interrupted; what was done is in {report_folder}", err=True)
         sys.exit(130)
+    sys.exit(code)
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--engine", default="hf", show_default=True, help="Installed adapter, or module:factory.")
+@click.option("--model", default="canary", show_default=True, help="Model folder, or canary, random.")
+@click.option("--report", "folder", default="kvfence-replay", show_default=True, type=click.Path(path_type=Path))
+@click.option("--engine-arg", "pairs", multiple=True, metavar="KEY=VALUE", help="Passed to the engine (repeatable).")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--deadline", default=DEADLINE, show_default=True, help="Seconds one call to the engine may take.")
+@click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
+def replay(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> None:
+    """Run a schedule FILE again, such as a violation has left: FIXED, STILL FAILS, or ERROR where nothing is known.
+
+    Exit code: 0 fixed, 1 still fails, 2 bad usage or the engine did not start, 3 error.
+
+    \b
+    Example: kvfence replay kvfence-report/schedules/cancel.decoding-float32.json --engine reference
+    """
+    from kvfence.conformance.replay import replayed
+    from kvfence.conformance.schedule_file import lines
+    from kvfence.conformance.terminal import follow
+
+    def run_it() -> int:
+        arguments = engine_arguments(pairs)
+        settings = Settings(profile="scenarios", report=folder, engine_args=arguments, schedule=file, **options)
+        plan = replayed(settings)
+        for case in plan.cases:
+            for line in lines(case):
+                click.echo(line)
+        return follow(settings, plan)
+
+    code = _or_one_line(run_it)
+    click.echo({0: "FIXED", 1: "STILL FAILS"}.get(code, "ERROR"))
     sys.exit(code)
 
 

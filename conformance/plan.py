@@ -4,7 +4,7 @@ Every case of the profile is drawn, also those not asked for, so that a case has
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,7 +31,8 @@ MIN_POOL = 16_384  # tokens of KV
 class Plan:
     """Cases and prompts of one run on one model. Raises UsageError for a model that cannot be used."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, scenarios: "Callable[[Plan], Iterable[Scenario]] | None" = None) -> None:
+        """With `scenarios` the cases are those that it writes, and none of the profile's."""
         self._settings = settings
         try:
             self.model = model = models.resolve(settings.model)
@@ -45,6 +46,11 @@ class Plan:
         written = self.write_layouts(settings.seed)
         self._layouts = written
         overheads = {name: layout.overhead for name, layout in written.items()}
+        if scenarios is not None:
+            self._prompts: dict[Case, list[Prompt]] = {}
+            self._scenarios = list(scenarios(self))
+            self.cases: list[Subject] = list(self._scenarios)
+            return
         profile = settings.plan
         dtypes = (*profile.dtypes, *(d for d in settings.dtypes if d not in profile.dtypes))
         self._prompts = {
@@ -58,6 +64,11 @@ class Plan:
         self.cases = [case for case in every if case.dtype in wanted and settings.selects(case)]
         if not self.cases:
             raise UsageError(f"no case of profile {settings.profile} matches; `kvfence list --cases` shows them")
+
+    @property
+    def layouts(self) -> Collection[str]:
+        """Names of the layouts that prompts for the model can be written in."""
+        return self._layouts
 
     def layout(self, case: Subject) -> Layout:
         """The layout a case's prompts are written in."""

@@ -39,6 +39,7 @@ class Settings:
     deadline: float = DEADLINE
     in_process: bool = False
     watch: tuple[str, ...] | None = None  # of what engines let be observed; None = as the profile has it
+    schedule: Path | None = None  # a schedule file that is run in the place of the profile's cases
 
     def __post_init__(self) -> None:
         try:
@@ -82,16 +83,25 @@ class Settings:
 
     def command(self, case: Subject | None = None, earlier: Sequence[str] = ()) -> str:
         """The shell command that repeats this run, or one case of it after those earlier ones that leaked into it."""
-        words = ["kvfence", "run", "--engine", self.engine, "--model", self.model, "--profile", self.profile]
+        if self.schedule:
+            return self.replay(self.schedule)
+        words = ["kvfence", "run", *self._engine_words(), "--profile", self.profile]
         words += ["--seed", str(self.seed)] if self.seed else []
-        words += ["--device", self.device] if self.device != "cpu" else []
-        words += [w for key, value in self.engine_args.items() for w in ("--engine-arg", f"{key}={value}")]
         if case is not None:
             words += [w for name in sorted({*earlier, case.id}) for w in ("--case", name)]
         else:
             words += [w for dtype in self.dtypes for w in ("--dtype", dtype)]
             words += [w for pattern in self.cases for w in ("--case", pattern)]
         return shlex.join(words)
+
+    def replay(self, file: Path) -> str:
+        """The shell command that runs a schedule file on this engine."""
+        return shlex.join(["kvfence", "replay", str(file), *self._engine_words()])
+
+    def _engine_words(self) -> list[str]:
+        words = ["--engine", self.engine, "--model", self.model]
+        words += ["--device", self.device] if self.device != "cpu" else []
+        return words + [w for key, value in self.engine_args.items() for w in ("--engine-arg", f"{key}={value}")]
 
 
 def engine_arguments(pairs: tuple[str, ...]) -> dict[str, str]:

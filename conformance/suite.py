@@ -4,6 +4,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from secrets import token_hex
@@ -14,10 +15,13 @@ from kvfence.conformance.case_record import case_record
 from kvfence.conformance.driven import Driven
 from kvfence.conformance.driver import Driver
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.scenarios.scenario import Scenario
+from kvfence.conformance.schedule_file import dumps, lines
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
 from kvfence.conformance.trial import Judged, Trial
 from kvfence.conformance.yardstick import Yardstick
+from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import CaseRecord, EndRecord, RecordError, RunRecord, Writer
 
@@ -102,9 +106,22 @@ class Suite:
 
     def _record(self, judged: Judged) -> CaseRecord:
         record = case_record(self.settings, judged)
+        case = judged.driven.case
+        if record.outcome is Outcome.VIOLATES and isinstance(case, Scenario):
+            record = replace(record, schedule=tuple(lines(case)), replay=self._keep(case))
         self._writer.write(record)
         self.outcomes.append(record.outcome)
         return record
+
+    def _keep(self, scenario: Scenario) -> str:
+        """Write down a scenario to be replayed; the command that does."""
+        file = self.settings.schedule or self.settings.report / "schedules" / f"{scenario.id}.json"
+        if not self.settings.schedule:
+            try:
+                write(dumps(scenario), file)
+            except RecordError as error:
+                raise UsageError(str(error)) from error
+        return self.settings.replay(file)
 
     def _header(self) -> RunRecord:
         return RunRecord(

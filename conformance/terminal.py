@@ -23,9 +23,9 @@ STYLES = {Outcome.CONFORMS: "green", Outcome.VIOLATES: "bold red"}
 SHOWN = 10  # cases named in the summary
 
 
-def follow(settings: Settings) -> int:
+def follow(settings: Settings, plan: Plan | None = None) -> int:
     """Run the suite with progress on stderr and a summary on stdout; returns the exit code. Raises UsageError."""
-    plan = Plan(settings)
+    plan = plan or Plan(settings)
     with Suite(settings, plan, new_run()) as suite:
         records: list[CaseRecord] = []
         try:

@@ -119,6 +119,8 @@ class CaseRecord:
     log_left_out: int = 0  # lines beyond those that are recorded
     telltales: tuple[Telltale, ...] = ()
     asked: tuple[str, ...] = ()  # names of the oracles that were
+    schedule: tuple[str, ...] = ()  # of a scenario that violates, an operation a line
+    replay: str = ""  # the shell command that runs that schedule again
 
 
 @dataclass(frozen=True)
