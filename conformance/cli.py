@@ -1,4 +1,4 @@
-"""The command line: `kvfence run | replay | report | list | faults | model | ledger`."""
+"""The command line: `kvfence run | replay | report | list | baseline | faults | model | ledger`."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvfence.conformance.settings import DEADLINE, Settings, UsageError, engine_arguments
+from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, UsageError, engine_arguments
 
 
 class OneLine(click.ClickException):
@@ -43,6 +43,8 @@ def main() -> None:
 @click.option("--engine-arg", "pairs", multiple=True, metavar="KEY=VALUE", help="Passed to the engine (repeatable).")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--deadline", default=DEADLINE, show_default=True, help="Seconds one call to the engine may take.")
+@click.option("--require-level", type=click.Choice(LEVELS), help="What a case must have been looked at to conform.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="Violations that are known; see `kvfence baseline`.")
 @click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
 def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], **options: Any) -> None:
     """Run the suite on an engine; leave records, report.html and junit.xml.
@@ -148,6 +150,40 @@ def _list_cases(model: str, profile: str) -> None:
     settings = _or_one_line(lambda: Settings(engine="hf", model=model, profile=profile))
     for case in _or_one_line(lambda: Plan(settings).cases):
         click.echo(case.id)
+
+
+@main.group()
+def baseline() -> None:
+    """The violations that are known of engines."""
+
+
+@baseline.command("update")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("kvfence-report"))
+@click.option("--run", "run_id", help="Id of the run, if not the newest.")
+def baseline_update(file: Path, folder: Path, run_id: str | None) -> None:
+    """Add to FILE what the run recorded in FOLDER violates, and take out what it keeps.
+
+    New entries say that nobody has looked into them: write down why instead, and where that is tracked.
+
+    \b
+    Example: kvfence baseline update known.toml kvfence-report
+    """
+    from kvfence.conformance.baseline import Baseline
+    from kvfence.reports.file import write
+    from kvfence.reports.records import RecordError, read
+
+    def update() -> tuple[int, int]:
+        old = Baseline.load(file) if file.exists() else Baseline()
+        new = old.updated(read(folder, run_id))
+        write(new.dumps(), file)
+        return len(set(new.known) - set(old.known)), len(set(old.known) - set(new.known))
+
+    try:
+        added, removed = _or_one_line(update)
+    except RecordError as error:
+        raise OneLine(str(error)) from error
+    click.echo(f"{file}: {added} added, {removed} taken out")
 
 
 @main.group()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from kvfence.conformance.settings import DEADLINE, Settings, UsageError, engine_arguments
+from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, UsageError, engine_arguments
+from kvfence.conformance.versions import environment, package_versions
 from kvfence.reports.outcome import UNDECIDED, Outcome, exit_code
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--kvfence-engine-arg", action="append", default=[], metavar="KEY=VALUE", help="passed on (repeatable)")
     add("--kvfence-device", default="cpu", metavar="DEVICE", help="cpu or cuda")
     add("--kvfence-deadline", default=DEADLINE, type=float, metavar="S", help="seconds for one call to the engine")
+    add("--kvfence-require-level", choices=LEVELS, help="what a case must have been looked at to conform")
+    add("--kvfence-baseline", metavar="FILE", help="violations that are known; see `kvfence baseline`")
     add("--kvfence-in-process", action="store_true", help="engine in this process, for a debugger")
 
 
@@ -67,6 +70,8 @@ def settings_of(config: pytest.Config) -> Settings:
             device=option("--kvfence-device"),
             deadline=option("--kvfence-deadline"),
             in_process=option("--kvfence-in-process"),
+            require_level=option("--kvfence-require-level"),
+            baseline=Path(option("--kvfence-baseline")) if option("--kvfence-baseline") else None,
         )
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
@@ -78,6 +83,7 @@ class Session:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._suite: Suite | None = None
+        self.stale: list[str] = []  # what the baseline says and does not hold
 
     @cached_property
     def settings(self) -> Settings:
@@ -111,14 +117,16 @@ class Session:
     def close(self) -> None:
         """End the run and, in the controlling process, write the reports."""
         if self._suite is not None:
-            self._suite.finish(exit_code(self._suite.outcomes))
+            self._suite.finish(exit_code(self._suite.outcomes, self._suite.known))
             self._suite.close()
         if not hasattr(self._config, "workerinput") and "run" in vars(self):
+            from kvfence.conformance.baseline import stale
             from kvfence.conformance.terminal import write_reports
             from kvfence.reports.records import runs
 
             if self.run in runs(self.settings.report):
                 write_reports(self.settings.report, self.run)
+                self.stale = stale(self.settings, self.run)
 
 
 _SESSION = pytest.StashKey[Session]()
@@ -131,11 +139,15 @@ def _checked(make: Callable[[], T]) -> T:
         raise pytest.UsageError(str(error)) from error
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the run in pytest's header."""
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Name the run in pytest's header: its command, what it runs with, and what the environment says."""
     if not config.getoption("--kvfence-engine"):
-        return None
-    return f"kvfence: {config.stash[_SESSION].settings.command()}"
+        return []
+    settings = config.stash[_SESSION].settings
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    variables = [f"{name}={value}" for name, value in environment().items()]
+    told = [settings.command(), f"{versions}; seed {settings.seed}, profile {settings.profile}", *variables]
+    return [f"kvfence: {line}" for line in told]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -145,8 +157,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Close the engine, write the reports."""
-    session.config.stash[_SESSION].close()
+    """Close the engine, write the reports; a baseline that does not hold fails the run."""
+    ours = session.config.stash[_SESSION]
+    ours.close()
+    if ours.stale and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which entries of the baseline do not hold."""
+    for line in config.stash[_SESSION].stale:
+        terminalreporter.line(f"kvfence: baseline: {line}", red=True)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -199,7 +220,10 @@ def verdict(request: pytest.FixtureRequest, case: "Case") -> Any:
         pytest.exit(f"kvfence: {error}", returncode=2)
     # Not by record_property, which warns that JUnit's strictest schema knows none.
     request.node.user_properties.extend(properties(asdict(record)).items())
-    if record.outcome in UNDECIDED:
+    if record.known:
+        pytest.xfail(f"known: {record.known}")
+    required = request.config.getoption("--kvfence-require-level")
+    if record.outcome in UNDECIDED or (required and record.outcome is Outcome.NOT_OBSERVABLE):
         pytest.fail(f"{record.outcome}: {record.reason}", pytrace=False)
     if record.outcome in (Outcome.NOT_OBSERVABLE, Outcome.NOT_APPLICABLE):
         pytest.skip(f"{record.outcome}: {record.reason}")

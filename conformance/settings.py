@@ -21,6 +21,7 @@ class UsageError(Exception):
 
 
 WEEK = 604_800  # seconds
+LEVELS = ("tokens", "logprobs", "blocks", "kv", "attention")  # how deep an engine can be looked into
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Settings:
     deadline: float = DEADLINE
     in_process: bool = False
     watch: tuple[str, ...] | None = None  # of what engines let be observed; None = as the profile has it
+    baseline: Path | None = None  # of violations that are known
+    require_level: str | None = None  # what must have been looked at for a case to conform
     schedule: Path | None = None  # a schedule file that is run in the place of the profile's cases
 
     def __post_init__(self) -> None:
@@ -48,6 +51,8 @@ class Settings:
             raise UsageError(str(error)) from error
         if self.profile not in PROFILES:
             raise UsageError(f"no profile {self.profile!r}: choose one of {', '.join(PROFILES)}")
+        if self.require_level not in (None, *LEVELS):
+            raise UsageError(f"no level {self.require_level!r}: choose one of {', '.join(LEVELS)}")
         if not 0 < self.deadline <= WEEK:
             raise UsageError(f"a deadline of {self.deadline:g} s makes no sense; give a number from 0 to {WEEK:,}")
 
@@ -87,6 +92,7 @@ class Settings:
             return self.replay(self.schedule)
         words = ["kvfence", "run", *self._engine_words(), "--profile", self.profile]
         words += ["--seed", str(self.seed)] if self.seed else []
+        words += ["--require-level", self.require_level] if self.require_level else []
         if case is not None:
             words += [w for name in sorted({*earlier, case.id}) for w in ("--case", name)]
         else:

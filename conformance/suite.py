@@ -1,16 +1,15 @@
 """The suite: drives an engine through the cases of a plan, has them judged, and records each verdict."""
 
-import platform
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
+from kvfence.conformance.baseline import Baseline
 from kvfence.conformance.case_record import case_record
 from kvfence.conformance.driven import Driven
 from kvfence.conformance.driver import Driver
@@ -20,12 +19,11 @@ from kvfence.conformance.schedule_file import dumps, lines
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
 from kvfence.conformance.trial import Judged, Trial
+from kvfence.conformance.versions import package_versions
 from kvfence.conformance.yardstick import Yardstick
 from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import CaseRecord, EndRecord, RecordError, RunRecord, Writer
-
-PACKAGES = ("kvfence", "torch", "transformers", "tokenizers", "numpy")
 
 
 def new_run() -> str:
@@ -39,11 +37,13 @@ class Suite:
     def __init__(self, settings: Settings, plan: Plan, run: str, worker: str = "main") -> None:
         self.settings, self.plan, self.run = settings, plan, run
         self._begun = time.monotonic()
+        self._baseline = Baseline.load(settings.baseline) if settings.baseline else Baseline()
         try:
             self._writer = Writer(settings.report, run, worker)
         except RecordError as error:
             raise UsageError(str(error)) from error
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Outcome] = []  # as they count: not those of violations that are known
+        self.known = 0
         self._writer.write(self._header())
         self._driver = Driver(settings, plan, self._writer.write)
         self._yardstick = Yardstick(settings, plan, self._writer.write)
@@ -109,9 +109,23 @@ class Suite:
         case = judged.driven.case
         if record.outcome is Outcome.VIOLATES and isinstance(case, Scenario):
             record = replace(record, schedule=tuple(lines(case)), replay=self._keep(case))
+        record = replace(record, known=self._known(judged))
         self._writer.write(record)
-        self.outcomes.append(record.outcome)
+        if record.known:
+            self.known += 1
+        elif self.settings.require_level and record.outcome is Outcome.NOT_OBSERVABLE:
+            self.outcomes.append(Outcome.INCONCLUSIVE)
+        else:
+            self.outcomes.append(record.outcome)
         return record
+
+    def _known(self, judged: Judged) -> str:
+        """Why a violation is expected, or nothing."""
+        info, requirement = judged.driven.info, judged.driven.case.requirement
+        if info is None or judged.ruling.outcome is not Outcome.VIOLATES:
+            return ""
+        known = self._baseline.of(requirement, self.settings.engine, info.version)
+        return " ".join(filter(None, (known.reason, known.link))) if known else ""
 
     def _keep(self, scenario: Scenario) -> str:
         """Write down a scenario to be replayed; the command that does."""
@@ -128,7 +142,7 @@ class Suite:
             run=self.run,
             command=self.settings.command(),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            kvfence=_version("kvfence"),
+            kvfence=package_versions()["kvfence"],
             engine=self.settings.engine,
             engine_args=self.settings.engine_args,
             model=self.settings.model,
@@ -136,12 +150,5 @@ class Suite:
             profile=self.settings.profile,
             seed=self.settings.seed,
             cases=len(self.plan.cases),
-            versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+            versions=package_versions(),
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

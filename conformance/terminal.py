@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from kvfence.conformance.baseline import stale
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite, new_run
@@ -34,12 +35,15 @@ def follow(settings: Settings, plan: Plan | None = None) -> int:
                 for record in suite.run_all(plan.cases):
                     records.append(record)
                     progress.update(task, advance=1, case=record.case)
-            code = exit_code(suite.outcomes)
+            outdated = stale(settings, suite.run)
+            code = 1 if outdated else exit_code(suite.outcomes, suite.known)
             suite.finish(code)
         finally:
             # Also after an interrupt: what was gathered is shown.
-            if suite.outcomes:
+            if records:
                 write_reports(settings.report, suite.run)
+    for line in outdated:
+        click.echo(f"baseline: {line}")
     _summarise(records, settings, code)
     return code
 
@@ -101,7 +105,7 @@ def _progress() -> Progress:
 def _summarise(records: list[CaseRecord], settings: Settings, code: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     counts = Counter(record.outcome for record in records)
-    red = [record for record in records if record.outcome is Outcome.VIOLATES]
+    red = [record for record in records if record.outcome is Outcome.VIOLATES and not record.known]
     # Text objects, since reasons quote what an engine said and must not be read as markup.
     for record in red[:SHOWN]:
         console.print(Text(f"{record.outcome}", STYLES[record.outcome]), Text(record.case))
@@ -113,6 +117,8 @@ def _summarise(records: list[CaseRecord], settings: Settings, code: int) -> None
     for (outcome, reason), n in others.most_common(SHOWN):
         console.print(Text(outcome, "yellow"), Text(f"{count(n, 'case')}: {shown(reason)}"))
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
+    if known := sum(bool(record.known) for record in records):
+        told += f" ({known} known)"
     engine = sum(record.engine_seconds for record in records)
     suite = sum(record.suite_seconds for record in records)
     style = STYLES[Outcome.VIOLATES if code == 1 else Outcome.CONFORMS]

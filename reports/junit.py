@@ -26,7 +26,7 @@ def properties(case: dict[str, Any]) -> dict[str, str]:
 
 def render(run: Run) -> str:
     """A run as JUnit XML: violations fail, undecided cases are errors, unobservable ones are skipped."""
-    elements = [_ELEMENT.get(outcome) for outcome in run.outcomes]
+    elements = list(map(_element, run.cases))
     suite = ET.Element(
         "testsuite",
         name="kvfence",
@@ -44,14 +44,19 @@ def render(run: Run) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
+def _element(case: dict[str, Any]) -> str | None:
+    return "skipped" if case["known"] else _ELEMENT.get(Outcome(case["outcome"]))
+
+
 def _test(case: dict[str, Any], engine: str) -> ET.Element:
     seconds = case["engine_seconds"] + case["suite_seconds"]
     test = ET.Element("testcase", classname=f"kvfence.{_text(engine)}", name=_text(case["case"]), time=f"{seconds:.3f}")
     listed = ET.SubElement(test, "properties")
     for name, value in properties(case).items():
         ET.SubElement(listed, "property", name=name, value=_text(value))
-    if element := _ELEMENT.get(Outcome(case["outcome"])):
-        detail = ET.SubElement(test, element, message=_text(case["reason"]))
+    if element := _element(case):
+        known = f"known: {case['known']}: " if case["known"] else ""
+        detail = ET.SubElement(test, element, message=_text(known + case["reason"]))
         lines = [finding["summary"] + "; " + finding["source_how"] for finding in case["findings"]]
         detail.text = _text("\n".join([*lines, case["reproduce"]]))
     return test

@@ -22,12 +22,13 @@ class Outcome(StrEnum):
 UNDECIDED = frozenset({Outcome.INCONCLUSIVE, Outcome.SUITE_ERROR})
 
 
-def exit_code(outcomes: Iterable[Outcome]) -> int:
+def exit_code(outcomes: Iterable[Outcome], known: int = 0) -> int:
     """Exit code of a run: 1 with any violation, else 3 with any case undecided or none that conforms, else 0.
 
-    Code 2 (bad usage, engine did not start) is raised before there are outcomes.
+    Of so many that are `known` to violate nothing is said here: they are decided. Code 2 (bad usage, engine did not
+    start) is raised before there are outcomes.
     """
     seen = set(outcomes)
     if Outcome.VIOLATES in seen:
         return 1
-    return 3 if Outcome.CONFORMS not in seen or seen & UNDECIDED else 0
+    return 3 if (Outcome.CONFORMS not in seen and not known) or seen & UNDECIDED else 0

@@ -121,6 +121,7 @@ class CaseRecord:
     asked: tuple[str, ...] = ()  # names of the oracles that were
     schedule: tuple[str, ...] = ()  # of a scenario that violates, an operation a line
     replay: str = ""  # the shell command that runs that schedule again
+    known: str = ""  # why the baseline expects the violation
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,35 @@ def test_a_violation_fails_and_names_the_source(suite):
     assert "reproduce: kvfence run --engine slot_pool:open_engine" in out
 
 
+def test_a_known_violation_is_expected_and_one_that_is_mended_fails(suite, tmp_path):
+    engine = ["--kvfence-engine", "slot_pool:open_engine", "--kvfence-baseline", "known.toml"]
+    entry = '[[known]]\nrequirement = "modes.{}"\nengine = "slot_pool:open_engine"\nversions = ""\nreason = "slots"\n'
+    (tmp_path / "known.toml").write_text(entry.format("serial"))
+    out = suite(*engine, "--kvfence-engine-arg", "fault=length", *case("serial"), "-rx", expect=0)
+    assert "1 xfailed" in out
+    assert "known: slots" in out
+    out = suite(*engine, *case("serial"), expect=1)
+    assert "1 passed" in out
+    assert "kvfence: baseline: modes.serial of slot_pool:open_engine is kept now; take it out of the baseline" in out
+
+
+def test_a_level_that_is_required_and_not_reached_is_an_error(suite):
+    out = suite(*ROGUE, "--kvfence-require-level", "kv", *case("independent"), expect=1)
+    assert "1 error" in out
+    assert "not-observable: level kv is required, and the engine shows no K/V" in out
+
+
+def test_the_header_tells_what_it_runs_with_and_no_secret(suite, monkeypatch):
+    monkeypatch.setenv("KVFENCE_API_KEY", "hush")
+    monkeypatch.setenv("KVFENCE_NOTE", "hello")
+    out = suite(*ROGUE, *case("independent"), expect=0)
+    assert "torch 2." in out
+    assert "seed 0, profile quick" in out
+    assert "kvfence: KVFENCE_NOTE=hello" in out
+    assert "kvfence: KVFENCE_API_KEY=(set)" in out
+    assert "hush" not in out
+
+
 def test_two_workers_come_to_the_same(suite, tmp_path):
     outcomes = {}
     for n in ("0", "2"):

@@ -1,0 +1,16 @@
+"""Levels: how deep an engine was looked into, and how deep a user asks that it is."""
+
+from collections.abc import Sequence
+
+from kvfence.conformance.evidence import Observation
+
+SHOWN = {"logprobs": "no logprobs", "blocks": "no log of its cache", "kv": "no K/V", "attention": "no attention"}
+
+
+def missing(level: str, asked: Sequence[str], observations: Sequence[Observation]) -> str:
+    """Why a case does not reach a level, in a line; or nothing."""
+    if level == "logprobs":
+        reached = all(o.completion.logprobs is not None for o in observations)
+    else:
+        reached = level == "tokens" or level in asked
+    return "" if reached else f"level {level} is required, and the engine shows {SHOWN[level]}"
