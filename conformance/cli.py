@@ -93,8 +93,8 @@ def replay(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> 
         arguments = engine_arguments(pairs)
         settings = Settings(profile="scenarios", report=folder, engine_args=arguments, schedule=file, **options)
         plan = replayed(settings)
-        for case in plan.cases:
-            for line in lines(case):
+        for scenario in plan.scenarios:
+            for line in lines(scenario):
                 click.echo(line)
         return follow(settings, plan)
 

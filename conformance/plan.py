@@ -48,8 +48,8 @@ class Plan:
         overheads = {name: layout.overhead for name, layout in written.items()}
         if scenarios is not None:
             self._prompts: dict[Case, list[Prompt]] = {}
-            self._scenarios = list(scenarios(self))
-            self.cases: list[Subject] = list(self._scenarios)
+            self.scenarios: list[Scenario] = list(scenarios(self))
+            self.cases: list[Subject] = list(self.scenarios)
             return
         profile = settings.plan
         dtypes = (*profile.dtypes, *(d for d in settings.dtypes if d not in profile.dtypes))
@@ -57,9 +57,9 @@ class Plan:
             case: written[case.layout].compose(case.edge, case.company, case.requests)
             for case in cases(profile, model, overheads, dtypes)
         }
-        self._scenarios = list(self._write_scenarios(dtypes))
+        self.scenarios = list(self._write_scenarios(dtypes))
         wanted = settings.dtypes or profile.dtypes
-        every: list[Subject] = [*self._prompts, *self._scenarios]
+        every: list[Subject] = [*self._prompts, *self.scenarios]
         # The cases asked for, in running order.
         self.cases = [case for case in every if case.dtype in wanted and settings.selects(case)]
         if not self.cases:
@@ -81,7 +81,7 @@ class Plan:
     def length(self, case: Subject) -> int:
         """Tokens of the longest sequence of a case, prompt and output; of a scenario, of all scenarios."""
         if isinstance(case, Scenario):
-            return max(scenario.length for scenario in self._scenarios)
+            return max(scenario.length for scenario in self.scenarios)
         return max(len(prompt.tokens) for prompt in self.prompts(case)) + self._settings.plan.max_tokens
 
     @cached_property
