@@ -3,7 +3,7 @@
 It is plain data. Operations are done in their order, each as soon as its moment has come; in between the engine steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvfence.adapters.api import Request
@@ -49,6 +49,20 @@ Schedule = tuple[Operation, ...]
 def submit(request: Request, when: Moment | None = None) -> Operation:
     """Hand a request over."""
     return Operation(Verb.SUBMIT, request.id, when, request)
+
+
+def anew(schedule: Schedule, time: int) -> Schedule:
+    """A schedule with conversations of its own: an engine remembers what was said in those it knows."""
+    return tuple(_anew(operation, time) for operation in schedule)
+
+
+def _anew(operation: Operation, time: int) -> Operation:
+    request = operation.request
+    if operation.verb is Verb.EDIT:
+        return replace(operation, target=f"{operation.target}#{time}")
+    if request is None or request.conversation is None:
+        return operation
+    return replace(operation, request=replace(request, conversation=f"{request.conversation}#{time}"))
 
 
 # The capability that an engine with sessions needs for an operation, where it is not one that all have.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from kvfence.adapters import registry
 from kvfence.adapters.api import (
@@ -19,7 +20,7 @@ from kvfence.adapters.check import check_completions, check_observed
 from kvfence.adapters.host import Host, make_host
 from kvfence.adapters.observation import CacheEvent, Observed
 from kvfence.adapters.player import Played
-from kvfence.adapters.schedule import Schedule, Verb
+from kvfence.adapters.schedule import Schedule, Verb, anew
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.case import Case
 from kvfence.conformance.control import Control
@@ -53,6 +54,7 @@ class Driver:
         self._ledger = Ledger()
         self._lost = False  # a part of the log: what is left of it may seem to break rules
         self._solos = 0
+        self._plays = count()
 
     def close(self) -> None:
         """End the engine."""
@@ -179,7 +181,7 @@ class Driver:
             self._host.reset_cache()
         # What a schedule that breaks off leaves behind, other weights above all, is not gone on with.
         self._lost = True
-        played = check_played(scenario, self._host.play(scenario.schedule), self._plan.model.vocabulary)
+        played = self._played(scenario, scenario.schedule)
         stage = Stage(scenario, played, self._plan.layout(scenario), self._settings.observe)
         breaches = self._ledger.replay(stage.observed.events, stage.tokens)
         twins = self._twins(scenario, played, self._settings.plan.twins)
@@ -199,14 +201,18 @@ class Driver:
         """What exchanging its neighbours' secrets does to one request; None if that cannot be tried."""
         try:
             self._open(scenario)
-            played = self._played(scenario, scenario.schedule)
+            played = self._emptied(scenario, scenario.schedule)
             return next(iter(self._twins(scenario, played, 1, name).values()), None)
         except AdapterError:
             return None
 
-    def _played(self, scenario: Scenario, schedule: Schedule) -> Played:
+    def _emptied(self, scenario: Scenario, schedule: Schedule) -> Played:
         self._host.reset_cache()
-        return check_played(scenario, self._host.play(schedule), self._plan.model.vocabulary)
+        return self._played(scenario, schedule)
+
+    def _played(self, scenario: Scenario, schedule: Schedule) -> Played:
+        played = self._host.play(anew(schedule, next(self._plays)))
+        return check_played(scenario, played, self._plan.model.vocabulary)
 
     def _twins(
         self, scenario: Scenario, played: Played, limit: int, only: str | None = None
@@ -214,7 +220,7 @@ class Driver:
         """What exchanging secrets shows, where the engine can be made to forget what it has cached."""
         if self._known is None or not self._known.can("reset_cache"):
             return {}
-        return examine_twins(scenario, played, limit, partial(self._played, scenario), only)
+        return examine_twins(scenario, played, limit, partial(self._emptied, scenario), only)
 
     def _round(
         self, case: Case, prompts: Sequence[Prompt], one_by_one: bool, n: int | None = None

@@ -34,6 +34,7 @@ class Plan:
     def __init__(self, settings: Settings, scenarios: "Callable[[Plan], Iterable[Scenario]] | None" = None) -> None:
         """With `scenarios` the cases are those that it writes, and none of the profile's."""
         self._settings = settings
+        self.longest = 0
         try:
             self.model = model = models.resolve(settings.model)
         except ModelError as error:
@@ -79,9 +80,12 @@ class Plan:
         return self._prompts[case]
 
     def length(self, case: Subject) -> int:
-        """Tokens of the longest sequence of a case, prompt and output; of a scenario, of all scenarios."""
+        """Tokens of the longest sequence of a case, prompt and output; of a scenario, of all scenarios.
+
+        Of schedules that are made while a run goes on `longest` is.
+        """
         if isinstance(case, Scenario):
-            return max(scenario.length for scenario in self.scenarios)
+            return max([self.longest, case.length, *(scenario.length for scenario in self.scenarios)])
         return max(len(prompt.tokens) for prompt in self.prompts(case)) + self._settings.plan.max_tokens
 
     @cached_property

@@ -3,11 +3,10 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 
 from kvfence.adapters.api import Completion, Request
 from kvfence.adapters.player import Played
-from kvfence.adapters.schedule import Operation, Schedule, Verb
+from kvfence.adapters.schedule import Operation, Schedule
 from kvfence.conformance.oracles.twin import PAIRS, TwinEvidence, Verdict, bijection, examine, mapped
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.prompts import alphabet
@@ -22,18 +21,13 @@ def examine_twins(
 
     `played` is the first run of the scenario as it is; `only` is the name of a request, if no other is looked at.
     """
-    times = count()
-
-    def anew(schedule: Schedule) -> Played:
-        return play(_renamed(schedule, next(times)))
-
     controls = {completion.id: completion for completion in played.completions}
     asked = [op.request for op in scenario.schedule if op.request and op.request.id in controls]
     if only is not None:
         asked = [request for request in asked if request.id == f"{scenario.id}/{only}"]
     # The last ones have most before them that they could meet.
     victims = asked[-limit:] if limit else []
-    return {victim.id: _Pair(scenario.schedule, victim, anew).examine(controls[victim.id]) for victim in victims}
+    return {victim.id: _Pair(scenario.schedule, victim, play).examine(controls[victim.id]) for victim in victims}
 
 
 def unsettled(twins: Mapping[str, TwinEvidence]) -> str:
@@ -101,22 +95,6 @@ def swapped(schedule: Schedule, victim: Request, neighbour: Request | None = Non
         for shift in range(0, alphabet.ALPHABETS * alphabet.WORDS, alphabet.WORDS)
     }
     return tuple(_exchanged(operation, exchange) for operation in schedule)
-
-
-def _renamed(schedule: Schedule, time: int) -> Schedule:
-    """A schedule with conversations of its own: an engine remembers what was said in those it knows."""
-    return tuple(
-        replace(
-            operation,
-            target=f"{operation.target}#{time}" if operation.verb is Verb.EDIT else operation.target,
-            request=operation.request
-            and replace(
-                operation.request,
-                conversation=operation.request.conversation and f"{operation.request.conversation}#{time}",
-            ),
-        )
-        for operation in schedule
-    )
 
 
 def _exchanged(operation: Operation, exchange: dict[int, int]) -> Operation:

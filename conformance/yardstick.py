@@ -115,7 +115,8 @@ class Yardstick:
     def _calibrate(self, case: Subject, info: EngineInfo, solo: noise.Solo) -> NoiseRecord:
         golden = self.golden(case.dtype)
         dtype, bucket = key = self._key(case)
-        longest = max(self._plan.length(other) for other in self._plan.cases if self._key(other) == key)
+        alike = [case, *(other for other in self._plan.cases if self._key(other) == key)]
+        longest = max(map(self._plan.length, alike))
         shorter = max((b for b in noise.BUCKETS if b < bucket), default=0)
         asked = "attention" in self._settings.observe and info.can("attention")
         blind = watchable(golden.model) if asked else None

@@ -92,12 +92,13 @@ def test_a_slot_handed_to_two():
 
 
 def test_a_slot_let_go_of_by_who_does_not_have_it():
-    assert breaches(*OWN, free("B", 7)) == [("free", "A", "B", "twice")]
+    assert breaches(*OWN, write("B", 8), free("B", 7)) == [("free", "A", "B", "twice")]
     assert breaches(*OWN, free("A", 7), free("A", 7)) == [("free", "A", None, "twice")]
     # It went on with the slot, as its table still named it.
     assert breaches(*OWN, free("A", 7), write("A", 8), free("A", 7)) == [("free", "A", None, "used")]
-    # Its last call may have let it keep what it lets go of now.
+    # Its last call may have let it keep what it lets go of now, whoever is called so now.
     assert breaches(*OWN, free("X", 7)) == []
+    assert breaches(free("B", 7), *OWN, write("B", 8)) == []
 
 
 @pytest.mark.parametrize(

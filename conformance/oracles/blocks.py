@@ -49,6 +49,7 @@ class Ledger:
         self._taken: dict[str, list[Line]] = {}  # by requests that have not computed since
         self._copied: set[tuple[str, int]] = set()  # requests with positions that were copied for them
         self._wrote: dict[str, int] = {}  # number of the last line by which requests have written
+        self._begun: set[str] = set()  # requests that have come to a slot in this call
         self._lines = 0
 
     def replay(self, events: Iterable[CacheEvent], tokens: Mapping[str, Tokens]) -> list[Breach]:
@@ -68,6 +69,7 @@ class Ledger:
         self._taken.clear()
         self._copied.clear()
         self._wrote.clear()
+        self._begun.clear()
         return list(breaches.values())
 
     def replay_failed(self, events: Iterable[CacheEvent], prompts: Mapping[str, Tokens]) -> None:
@@ -78,6 +80,8 @@ class Ledger:
     def _apply(self, line: Line, current: Mapping[str, Tokens]) -> Iterator[Breach]:
         event = line.event
         slot = self._slots.setdefault(event.slot, Slot())
+        if event.action is not Action.FREE:
+            self._begun.add(event.request)
         match event.action:
             case Action.ALLOCATE:
                 yield from self._hand_out(slot, line)
@@ -98,7 +102,9 @@ class Ledger:
                 slot.withdrawn += slot.published.values()
                 slot.published.clear()
             case Action.FREE:
-                yield from self._let_go(slot, line, event.request in current)
+                # One of the same name may let go of what it has kept since an earlier call.
+                begun = event.request in self._begun
+                yield from self._let_go(slot, line, begun and event.request in current)
 
     def _hand_out(self, slot: Slot, line: Line) -> Iterator[Breach]:
         request = line.event.request

@@ -1,0 +1,169 @@
+"""The search: schedules that nobody has thought of, drawn by a state machine and judged by all oracles.
+
+A machine writes a schedule, rule by rule; when it is done, the schedule is played and must conform. Rules are those
+that the engine can follow. What is found is made smaller, and kept in a corpus that each search begins with.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, seed
+from hypothesis import settings as budget
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvfence.conformance import schedule_file
+from kvfence.conformance.lab import Lab
+from kvfence.conformance.machine import Machine
+from kvfence.conformance.plan import Plan
+from kvfence.conformance.scenarios.cast import Cast
+from kvfence.conformance.scenarios.scenario import (
+    CHUNKED,
+    PRIVATE,
+    ROOMY,
+    SMALL,
+    TIGHT,
+    TIGHT_PRIVATE,
+    Scenario,
+    Setup,
+)
+from kvfence.conformance.seeds import SEEDS
+from kvfence.conformance.settings import Settings, UsageError
+from kvfence.conformance.shrink import Shrinker
+from kvfence.conformance.trial import Judged
+
+LONGEST = 384  # tokens of a sequence, so that noise is measured once for all schedules
+ROUND = 8  # schedules that are drawn for one setup before the next
+STEPS = 14  # rules a schedule
+SETUPS = (TIGHT, ROOMY, TIGHT_PRIVATE, CHUNKED, SMALL, PRIVATE)
+NAME, REQUIREMENT, DTYPE = "search.drawn", "search.any-schedule", "float32"
+
+
+@dataclass(frozen=True)
+class Find:
+    """A schedule that violates, as it was drawn and as small as it was made."""
+
+    judged: Judged  # of the small one, or of the drawn one where that does not violate by itself
+    drawn: Scenario
+    small: Scenario
+    alone: bool  # whether it violates by itself
+    schedules: int  # that were played up to then
+    seconds: float
+
+
+class ViolationError(Exception):
+    """A schedule violates."""
+
+
+class Search:
+    """One search on one engine, within a time."""
+
+    def __init__(self, lab: Lab, plan: Plan, corpus: Path, seconds: float, first: int = 0) -> None:
+        self._lab, self._plan, self._corpus, self._first = lab, plan, corpus, first
+        self._begun, self._seconds = time.monotonic(), seconds
+        self._drawn = 0
+        self._found: Scenario | None = None
+
+    def finds(self) -> Iterator[Find]:
+        """What violates: schedules kept from earlier searches, the seeds, then drawn ones until the first find."""
+        for scenario in [*self._kept(), *self._plan.scenarios]:
+            if self._over:
+                return
+            if self._lab.fails(scenario):
+                yield self._find(scenario)
+        found = self._draw()
+        if found is not None:
+            yield self._find(found)
+
+    def scenario(self, cast: Cast, setup: Setup) -> Scenario:
+        """The schedule that a cast was told."""
+        return _scenario(self._plan, cast, setup, NAME)
+
+    def cast(self) -> Cast:
+        """An empty stage. Prompts are drawn anew, and are the same each time."""
+        return _cast(self._plan, NAME, self._first)
+
+    def examine(self, scenario: Scenario) -> None:
+        """Play a schedule that was drawn. Raises ViolationError if it violates."""
+        self._drawn += 1
+        if self._lab.fails(scenario):
+            self._found = scenario
+            raise ViolationError
+
+    @property
+    def _over(self) -> bool:
+        return time.monotonic() - self._begun > self._seconds
+
+    def _kept(self) -> Iterator[Scenario]:
+        for file in sorted(self._corpus.glob("*.json")):
+            text = file.read_text(encoding="utf-8")
+            yield schedule_file.loads(text, str(file), self._plan.model.path.resolve(), self._plan.mirror)
+
+    def _draw(self) -> Scenario | None:
+        number = self._first
+        while not self._over:
+            setup = SETUPS[number % len(SETUPS)]
+            try:
+                _run(lambda setup=setup: Machine(self, setup, self._lab.info), self._corpus, number)  # type: ignore[misc]
+            except ViolationError:
+                return self._found
+            number += 1
+        return None
+
+    def _find(self, drawn: Scenario) -> Find:
+        alone = self._lab.fails(drawn)
+        small = Shrinker(self._lab.fails).shrink(drawn) if alone else drawn
+        judged = self._lab.judge(small)
+        return Find(judged, drawn, small, alone, self._drawn, time.monotonic() - self._begun)
+
+
+def planned(settings: Settings) -> Plan:
+    """The plan of a search: its seeds, and room for what is drawn. Raises UsageError for a model of other words."""
+    plan = Plan(settings, _seeds)
+    plan.longest = LONGEST
+    return plan
+
+
+def _seeds(plan: Plan) -> Iterator[Scenario]:
+    for name, (setup, direct) in SEEDS.items():
+        cast = _cast(plan, name, 0)
+        direct(cast)
+        yield _scenario(plan, cast, setup, name)
+
+
+def _cast(plan: Plan, name: str, seed: int) -> Cast:
+    layouts = plan.write_layouts(seed)
+    if "canary" not in layouts:
+        raise UsageError(f"schedules are drawn in the canary's words, and {plan.model.path} has others")
+    return Cast(f"{name}-{DTYPE}", layouts["canary"], plan.model.path.resolve(), plan.mirror)
+
+
+def _scenario(plan: Plan, cast: Cast, setup: Setup, name: str) -> Scenario:
+    path, operations = plan.model.path.resolve(), tuple(cast.operations)
+    return Scenario(name, REQUIREMENT, setup, DTYPE, "canary", operations, cast.prompts, (), path)
+
+
+def _run(make: Callable[[], Machine], corpus: Path, number: int) -> None:
+    """Draw a round of schedules. Raises ViolationError with the first that violates."""
+    chosen = budget(
+        max_examples=ROUND,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=DirectoryBasedExampleDatabase(corpus / "examples"),
+        phases=(Phase.reuse, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    run_state_machine_as_test(seed(number)(make), settings=chosen)
+
+
+def keep(find: Find, corpus: Path) -> Path:
+    """Keep a find for later searches; the file it stands in."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(file.stem.rpartition("-")[2]) for file in corpus.glob("find-*.json")), default=0)
+    file = corpus / f"find-{number}.json"
+    file.write_text(schedule_file.dumps(find.small), encoding="utf-8")
+    return file
