@@ -1,4 +1,4 @@
-"""The command line: `kvfence run | replay | report | list | baseline | faults | model | ledger`."""
+"""The command line: `kvfence run | search | replay | faults | baseline | report | list | model | ledger`."""
 
 import sys
 from collections.abc import Callable
@@ -7,22 +7,20 @@ from typing import Any
 
 import click
 
+from kvfence.conformance.cli_baseline import baseline
+from kvfence.conformance.cli_schedules import replay, search
+from kvfence.conformance.one_line import OneLine, or_one_line
 from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, UsageError, engine_arguments
-
-
-class OneLine(click.ClickException):
-    """A user's mistake: one line and exit code 2."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"kvfence: {self.message}", err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvfence")
 def main() -> None:
     """Show whether one request's KV cache leaks into another request's output."""
+
+
+for command in (replay, search, baseline):
+    main.add_command(command)
 
 
 @main.command()
@@ -65,41 +63,6 @@ def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], 
     except KeyboardInterrupt:
         click.echo(f"kvfence: interrupted; what was done is in {report_folder}", err=True)
         sys.exit(130)
-    sys.exit(code)
-
-
-@main.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--engine", default="hf", show_default=True, help="Installed adapter, or module:factory.")
-@click.option("--model", default="canary", show_default=True, help="Model folder, or canary, random.")
-@click.option("--report", "folder", default="kvfence-replay", show_default=True, type=click.Path(path_type=Path))
-@click.option("--engine-arg", "pairs", multiple=True, metavar="KEY=VALUE", help="Passed to the engine (repeatable).")
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--deadline", default=DEADLINE, show_default=True, help="Seconds one call to the engine may take.")
-@click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
-def replay(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> None:
-    """Run a schedule FILE again, such as a violation has left: FIXED, STILL FAILS, or ERROR where nothing is known.
-
-    Exit code: 0 fixed, 1 still fails, 2 bad usage or the engine did not start, 3 error.
-
-    \b
-    Example: kvfence replay kvfence-report/schedules/cancel.decoding-float32.json --engine reference
-    """
-    from kvfence.conformance.replay import replayed
-    from kvfence.conformance.schedule_file import lines
-    from kvfence.conformance.terminal import follow
-
-    def run_it() -> int:
-        arguments = engine_arguments(pairs)
-        settings = Settings(profile="scenarios", report=folder, engine_args=arguments, schedule=file, **options)
-        plan = replayed(settings)
-        for scenario in plan.scenarios:
-            for line in lines(scenario):
-                click.echo(line)
-        return follow(settings, plan)
-
-    code = _or_one_line(run_it)
-    click.echo({0: "FIXED", 1: "STILL FAILS"}.get(code, "ERROR"))
     sys.exit(code)
 
 
@@ -147,43 +110,9 @@ def list_(cases: bool, model: str, profile: str) -> None:
 def _list_cases(model: str, profile: str) -> None:
     from kvfence.conformance.plan import Plan
 
-    settings = _or_one_line(lambda: Settings(engine="hf", model=model, profile=profile))
-    for case in _or_one_line(lambda: Plan(settings).cases):
+    settings = or_one_line(lambda: Settings(engine="hf", model=model, profile=profile))
+    for case in or_one_line(lambda: Plan(settings).cases):
         click.echo(case.id)
-
-
-@main.group()
-def baseline() -> None:
-    """The violations that are known of engines."""
-
-
-@baseline.command("update")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("kvfence-report"))
-@click.option("--run", "run_id", help="Id of the run, if not the newest.")
-def baseline_update(file: Path, folder: Path, run_id: str | None) -> None:
-    """Add to FILE what the run recorded in FOLDER violates, and take out what it keeps.
-
-    New entries say that nobody has looked into them: write down why instead, and where that is tracked.
-
-    \b
-    Example: kvfence baseline update known.toml kvfence-report
-    """
-    from kvfence.conformance.baseline import Baseline
-    from kvfence.reports.file import write
-    from kvfence.reports.records import RecordError, read
-
-    def update() -> tuple[int, int]:
-        old = Baseline.load(file) if file.exists() else Baseline()
-        new = old.updated(read(folder, run_id))
-        write(new.dumps(), file)
-        return len(set(new.known) - set(old.known)), len(set(old.known) - set(new.known))
-
-    try:
-        added, removed = _or_one_line(update)
-    except RecordError as error:
-        raise OneLine(str(error)) from error
-    click.echo(f"{file}: {added} added, {removed} taken out")
 
 
 @main.group()
@@ -229,10 +158,10 @@ def faults_run(
     from kvfence.conformance.terminal import score
 
     watch = () if black_box or tokens_only else None
-    settings = _or_one_line(
+    settings = or_one_line(
         lambda: Settings("reference", model, profile, cases=patterns, watch=watch, in_process=in_process)
     )
-    sys.exit(_or_one_line(lambda: score(settings, names, folder, tokens_only)))
+    sys.exit(or_one_line(lambda: score(settings, names, folder, tokens_only)))
 
 
 @main.command()
@@ -245,7 +174,7 @@ def model(name: str, folder: Path, head_dim: str, kv_heads: str, wheel: Path | N
     """Write a model as an ordinary transformers FOLDER with a tokenizer."""
     from kvfence.prompts import models
 
-    _or_one_line(lambda: models.create(name, folder, _writer(name, int(head_dim), int(kv_heads), wheel)))
+    or_one_line(lambda: models.create(name, folder, _writer(name, int(head_dim), int(kv_heads), wheel)))
     click.echo(folder)
 
 
@@ -277,14 +206,5 @@ def ledger(model: str, **sizes: Any) -> None:
     from kvfence.conformance.ledger import table
     from kvfence.prompts import models
 
-    for line in _or_one_line(lambda: list(table(models.resolve(model), **sizes))):
+    for line in or_one_line(lambda: list(table(models.resolve(model), **sizes))):
         click.echo(line)
-
-
-def _or_one_line(call: Callable[[], Any]) -> Any:
-    from kvfence.prompts.folder import ModelError
-
-    try:
-        return call()
-    except (ModelError, UsageError) as error:
-        raise OneLine(str(error)) from error

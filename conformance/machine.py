@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, precondition, rul
 
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.scenarios.cast import BLOCK
+from kvfence.conformance.shrink import ROUNDS
 
 if TYPE_CHECKING:
     from kvfence.conformance.scenarios.scenario import Setup
@@ -140,8 +141,8 @@ class Machine(RuleBasedStateMachine):
         at: tuple[str, int] | None = None,
     ) -> str:
         name = f"R{len(self._reach)}"
-        self._reach[name] = n
         prompt = self._cast.write(name, prefix, share)
+        n = self._reach[name] = min(n, ROUNDS * len(prompt.words))
         return self._cast.ask(name, prompt, n=n, salt=salt if self._can("salt") else None, after=after, at=at)
 
     def _can(self, capability: str) -> bool:

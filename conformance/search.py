@@ -4,6 +4,7 @@ A machine writes a schedule, rule by rule; when it is done, the schedule is play
 that the engine can follow. What is found is made smaller, and kept in a corpus that each search begins with.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, seed
 from hypothesis import settings as budget
 from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvfence.conformance import schedule_file
@@ -33,6 +35,7 @@ from kvfence.conformance.seeds import SEEDS
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.shrink import Shrinker
 from kvfence.conformance.trial import Judged
+from kvfence.reports.file import write
 
 LONGEST = 384  # tokens of a sequence, so that noise is measured once for all schedules
 ROUND = 8  # schedules that are drawn for one setup before the next
@@ -107,7 +110,7 @@ class Search:
             setup = SETUPS[number % len(SETUPS)]
             try:
                 _run(lambda setup=setup: Machine(self, setup, self._lab.info), self._corpus, number)  # type: ignore[misc]
-            except ViolationError:
+            except (ViolationError, Flaky):  # the latter where it does not violate a second time
                 return self._found
             number += 1
         return None
@@ -160,10 +163,24 @@ def _run(make: Callable[[], Machine], corpus: Path, number: int) -> None:
     run_state_machine_as_test(seed(number)(make), settings=chosen)
 
 
-def keep(find: Find, corpus: Path) -> Path:
-    """Keep a find for later searches; the file it stands in."""
-    corpus.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(file.stem.rpartition("-")[2]) for file in corpus.glob("find-*.json")), default=0)
-    file = corpus / f"find-{number}.json"
-    file.write_text(schedule_file.dumps(find.small), encoding="utf-8")
+def hunt(settings: Settings, corpus: Path, seconds: float) -> Iterator[tuple[Find, Path]]:
+    """Search an engine for so long; each find with the file that it is kept in.
+
+    Raises UsageError for a corpus that cannot be written or holds what is no schedule.
+    """
+    try:
+        corpus.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to corpus {corpus}: {error.strerror}; name another with --corpus") from error
+    plan = planned(settings)
+    with Lab(settings, plan) as lab:
+        for find in Search(lab, plan, corpus, seconds, settings.seed).finds():
+            yield find, _keep(find, corpus)
+
+
+def _keep(find: Find, corpus: Path) -> Path:
+    """Keep a find for later searches, under a name that its schedule gives it: the same one is kept once."""
+    text = schedule_file.dumps(find.small)
+    file = corpus / f"find-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    write(text, file)
     return file

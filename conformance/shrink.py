@@ -17,6 +17,7 @@ from kvfence.prompts.prompt import Prompt
 
 T = TypeVar("T")
 LEAST = 2  # words that are taken away at once
+ROUNDS = 2  # of its words that the canary recites before they come a second time
 
 
 @dataclass(frozen=True, order=True)
@@ -53,7 +54,7 @@ class Shrinker:
         return scenario
 
     def _try(self, smaller: Scenario) -> bool:
-        if not self._left or smaller.schedule in self._seen or not any(op.request for op in smaller.schedule):
+        if not self._left or smaller.schedule in self._seen or not _answerable(smaller):
             return False
         self._seen.add(smaller.schedule)
         self._left -= 1
@@ -88,6 +89,7 @@ class Shrinker:
     def _words(self, scenario: Scenario) -> Scenario:
         """Take words out of all prompts at once, so that what is shared stays shared."""
         asked = {alphabet.word_of(r.prompt[-1]) for r in _requests(scenario)}
+        asked |= {alphabet.word_of(token) for op in scenario.schedule if op.verb is Verb.FORK for token in op.tokens}
         words = list(dict.fromkeys(token for r in _requests(scenario) for token in r.prompt[:-1]))
         words = [token for token in words if alphabet.FIRST_WORD <= token < alphabet.WORDS and token not in asked]
         chunks = [tuple(words[i : i + LEAST]) for i in range(0, len(words), LEAST)]
@@ -104,6 +106,12 @@ class Shrinker:
                 else:
                     least = half
         return scenario
+
+
+def _answerable(scenario: Scenario) -> bool:
+    """Whether there is a request, and none says more than its prompt has to say: two rounds of its words."""
+    asked = [(r.max_tokens, len(scenario.prompts[scenario.short(r.id)].words)) for r in _requests(scenario)]
+    return bool(asked) and all(n <= ROUNDS * words for n, words in asked)
 
 
 def _chunks(parts: Sequence[T], size: int) -> Iterator[Sequence[T]]:

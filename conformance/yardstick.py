@@ -128,9 +128,13 @@ class Yardstick:
             lambda: noise.equal_shapes(golden, self._samples(longest), min(shorter, longest // 2), clean)
         )
         room = min(longest, case.setup.pool or longest) if isinstance(case, Scenario) else longest
-        longest_prompt = max(1, room - SOLO_TOKENS)
+        longest_prompt = max(SHORT, room - SOLO_TOKENS)
         # Scenarios have short prompts too, whose attention is another.
-        lengths = (longest_prompt, longest_prompt // 3, SHORT) if isinstance(case, Scenario) else (longest_prompt,)
+        lengths = (
+            (longest_prompt, max(SHORT, longest_prompt // 3), SHORT)
+            if isinstance(case, Scenario)
+            else (longest_prompt,)
+        )
         samples = self._samples(*lengths)
         runs = noise.solo_runs(golden, solo, samples, SOLO_TOKENS, clean)
         positions = self._settings.plan.solo_positions

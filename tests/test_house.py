@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfence.conformance import search
 from kvfence.conformance.catalogue import requirements
 from kvfence.conformance.scenarios import REPERTOIRE
 
@@ -76,7 +77,8 @@ def test_every_test_of_the_suite_has_a_requirement_of_the_catalogue():
                 assert len(marks) == 1, f"{file.name}:{node.name}"
                 marked.append(marks[0].split("'")[1])
     assert len(marked) == len(set(marked))
-    assert {*marked, *map(REPERTOIRE.requirement, REPERTOIRE.names())} == set(requirements())
+    scenarios = set(map(REPERTOIRE.requirement, REPERTOIRE.names()))
+    assert {*marked, *scenarios, search.REQUIREMENT} == set(requirements())
 
 
 def test_nothing_of_a_workplace_is_tracked():

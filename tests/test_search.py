@@ -1,0 +1,129 @@
+"""The search: draws what the engine can do, finds what breaks, makes it small, keeps it."""
+
+import pytest
+from click.testing import CliRunner
+
+from kvfence.adapters.schedule import Verb, capabilities
+from kvfence.conformance import search as searching
+from kvfence.conformance.cli import main
+from kvfence.conformance.search import Search, planned
+from kvfence.conformance.seeds import SEEDS
+from kvfence.conformance.settings import Settings, UsageError
+
+ALL = {"session", "fork", "preempt", "conversations", "reset_cache", "salt", "sharing"}
+
+
+class Info:
+    """An engine that can do so much."""
+
+    def __init__(self, *able):
+        self._able = able
+
+    def can(self, name):
+        return name in self._able
+
+
+class Verdict:
+    """As little of one as is looked at."""
+
+
+class Bench:
+    """A lab in which what fails is said by a rule."""
+
+    def __init__(self, rule, *able):
+        self.info, self.rule, self.played = Info(*able), rule, []
+
+    def fails(self, scenario):
+        self.played.append(scenario)
+        return self.rule(scenario)
+
+    def judge(self, scenario):
+        self.fails(scenario)
+        return Verdict()
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return planned(Settings("reference", "canary", "scenarios"))
+
+
+def forks(scenario):
+    return any(op.verb is Verb.FORK for op in scenario.schedule)
+
+
+def hunted(plan, tmp_path, rule, able=ALL, seconds=30, seed=0):
+    lab = Bench(rule, *able)
+    return lab, list(Search(lab, plan, tmp_path, seconds, seed).finds())
+
+
+def test_the_seeds_come_first(plan, tmp_path):
+    lab, finds = hunted(plan, tmp_path, lambda scenario: scenario.name == "search.one-block")
+    assert [scenario.name for scenario in lab.played[:3]] == [*list(SEEDS)[:2], "search.one-block"]
+    assert finds[0].small.name == "search.one-block"
+
+
+def test_what_breaks_is_found_and_made_small(plan, tmp_path):
+    lab, [find] = hunted(plan, tmp_path, forks)
+    assert forks(find.small)
+    assert [op.verb for op in find.small.schedule] == [Verb.SUBMIT, Verb.FORK]
+    assert find.alone
+    assert find.schedules >= 1
+    assert len(lab.played) > find.schedules
+
+
+def test_what_does_not_break_by_itself_is_told_as_it_was(plan, tmp_path):
+    first = []
+
+    def once(scenario):
+        if forks(scenario) and not first:
+            first.append(scenario)
+            return True
+        return False
+
+    _, [find] = hunted(plan, tmp_path, once)
+    assert (find.alone, find.small) == (False, find.drawn)
+
+
+def test_one_seed_draws_one_sequence(plan, tmp_path):
+    played = [[s.schedule for s in hunted(plan, tmp_path / str(i), forks)[0].played] for i in range(2)]
+    assert played[0] == played[1]
+
+
+def test_only_what_the_engine_can_do_is_drawn(plan, tmp_path):
+    able = {"sharing"}
+    lab, finds = hunted(plan, tmp_path, lambda scenario: False, able, seconds=6)
+    drawn = [scenario for scenario in lab.played if scenario.name == "search.drawn"]
+    assert not finds
+    assert len(drawn) > 20
+    assert {name for scenario in drawn for name in capabilities(scenario.schedule)} <= {"session"}
+    assert {op.verb for scenario in drawn for op in scenario.schedule} == {Verb.SUBMIT}
+
+
+def test_every_kind_of_operation_is_drawn(plan, tmp_path):
+    lab, _ = hunted(plan, tmp_path, lambda scenario: False, seconds=8)
+    verbs = {op.verb for scenario in lab.played for op in scenario.schedule}
+    assert verbs == {Verb.SUBMIT, Verb.CANCEL, Verb.FORK, Verb.PREEMPT, Verb.RESET, Verb.STEP}
+    assert all(scenario.length <= searching.LONGEST for scenario in lab.played)
+    assert {op.request.salt for s in lab.played for op in s.schedule if op.request} == {None, "x", "y"}
+    assert any(op.request.conversation for s in lab.played for op in s.schedule if op.request)
+
+
+def test_a_real_fault_is_found_kept_and_found_again(tmp_path):
+    engine = ["--engine", "kvfence.conformance.faults:open_faulty", "--in-process", "--corpus", str(tmp_path / "c")]
+    faulty = ["--engine-arg", "defect=cow.fork"]
+    first = CliRunner().invoke(main, ["search", *engine, *faulty, "--minutes", "1"])
+    assert first.exit_code == 1, first.output
+    assert "VIOLATES after " in first.output
+    [file] = (tmp_path / "c").glob("*.json")
+    assert f"kvfence replay {file} --engine" in first.output
+    mended = CliRunner().invoke(main, ["replay", str(file), *engine[:3], "--report", str(tmp_path / "r")])
+    assert mended.output.splitlines()[-1] == "FIXED", mended.output
+
+
+def test_bad_input_is_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(main, ["search", "--engine", "reference", "--corpus", str(tmp_path / "file")])
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "cannot write to corpus" in done.output
+    with pytest.raises(UsageError, match="unknown engine"):
+        Settings("nope", "canary")
