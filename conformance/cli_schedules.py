@@ -1,4 +1,4 @@
-"""`kvfence replay` and `kvfence search`: schedules in files, and such as nobody has thought of."""
+"""`kvfence replay`, `diagnose` and `search`: schedules in files, and such as nobody has thought of."""
 
 import sys
 from collections.abc import Callable
@@ -56,6 +56,28 @@ def replay(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> 
     code = or_one_line(run_it)
     click.echo({0: "FIXED", 1: "STILL FAILS"}.get(code, "ERROR"))
     sys.exit(code)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--report", "folder", default="kvfence-diagnosis", show_default=True, type=click.Path(path_type=Path))
+@_engine
+def diagnose(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> None:
+    """Say what a schedule FILE that violates takes, rung by rung, and which class of faults it looks like.
+
+    Prompts equal, sharing off, one at a time, steps serialised; then the log of the cache, and the smallest schedule.
+    Exit code: 0 it conforms, 1 it violates, 2 bad usage or the engine did not start, 3 nothing is known.
+
+    \b
+    Example: kvfence diagnose kvfence-report/schedules/cancel.decoding-float32.json --engine reference
+    """
+    from kvfence.conformance.terminal import diagnosis
+
+    def run_it() -> int:
+        arguments = engine_arguments(pairs)
+        return diagnosis(Settings(profile="scenarios", report=folder, engine_args=arguments, schedule=file, **options))
+
+    sys.exit(or_one_line(run_it))
 
 
 @click.command()

@@ -112,15 +112,17 @@ class Plan:
                 raise UsageError(f"no scenario of adapters or weights can be written: {error}") from error
         return folder
 
-    def _write_scenarios(self, dtypes: tuple[str, ...]) -> Iterator[Scenario]:
-        patterns, layout = self._settings.plan.scenarios, self._layouts.get("canary")
-        names = REPERTOIRE.matching(patterns)
-        if names and layout is None:
+    def write_scenario(self, name: str, dtype: str) -> Scenario:
+        """A scenario for the run's model. Raises UsageError for a model of other words than the canary's."""
+        layout = self._layouts.get("canary")
+        if layout is None:
             raise UsageError(f"scenarios are written in the canary's words, and {self.model.path} has others")
+        return REPERTOIRE.make(name, dtype, layout, self.model.path.resolve(), self.mirror)
+
+    def _write_scenarios(self, dtypes: tuple[str, ...]) -> Iterator[Scenario]:
         for dtype in dtypes:
-            for name in names:
-                assert layout is not None
-                yield REPERTOIRE.make(name, dtype, layout, self.model.path.resolve(), self.mirror)
+            for name in REPERTOIRE.matching(self._settings.plan.scenarios):
+                yield self.write_scenario(name, dtype)
 
     def write_layouts(self, seed: int) -> dict[str, Layout]:
         """Fresh layouts, by name, that draw from `seed`."""

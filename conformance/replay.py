@@ -1,15 +1,19 @@
-"""Replay: one schedule file on any engine, and whether it still breaks its requirement there."""
+"""Replay: one schedule file on any engine, by itself or with the probes that tell what it looks like."""
 
 from pathlib import Path
 
 from kvfence.conformance import schedule_file
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.probes import PROBES
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
 
 
-def replayed(settings: Settings) -> Plan:
-    """The plan of a run of one schedule file. Raises UsageError for a file that cannot be read or is no schedule."""
+def replayed(settings: Settings, probes: bool = False) -> Plan:
+    """The plan of a run of one schedule file, which comes first, and the probes if these are asked for.
+
+    Raises UsageError for a file that cannot be read or is no schedule.
+    """
     file = settings.schedule
     assert file is not None
     try:
@@ -17,7 +21,13 @@ def replayed(settings: Settings) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         told = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"cannot read schedule {file}: {told}") from error
-    return Plan(settings, lambda plan: [_checked(settings, file, text, plan)])
+
+    def write(plan: Plan) -> list[Scenario]:
+        scenario = _checked(settings, file, text, plan)
+        others = [plan.write_scenario(name, scenario.dtype) for name in PROBES] if probes else []
+        return [scenario, *others]
+
+    return Plan(settings, write)
 
 
 def _checked(settings: Settings, file: Path, text: str, plan: Plan) -> Scenario:

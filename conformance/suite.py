@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
 from typing import Self
@@ -13,7 +14,9 @@ from kvfence.conformance.baseline import Baseline
 from kvfence.conformance.case_record import case_record
 from kvfence.conformance.driven import Driven
 from kvfence.conformance.driver import Driver
+from kvfence.conformance.ladder import climb
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.probes import probe
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.schedule_file import dumps, lines
 from kvfence.conformance.settings import Settings, UsageError
@@ -23,7 +26,7 @@ from kvfence.conformance.versions import package_versions
 from kvfence.conformance.yardstick import Yardstick
 from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome
-from kvfence.reports.records import CaseRecord, EndRecord, RecordError, RunRecord, Writer
+from kvfence.reports.records import CaseRecord, EndRecord, RecordError, Rung, RunRecord, Writer
 
 
 def new_run() -> str:
@@ -81,6 +84,18 @@ class Suite:
             judged = self._trial.locked(judged, together, alone)
         return self._record(judged)
 
+    def diagnose(self, scenario: Scenario) -> CaseRecord:
+        """Examine a schedule and, if it violates, climb the ladder; the class goes by the plan's probes too."""
+        judged = self._trial.judge(self._drive(scenario))
+        if judged.ruling.outcome is not Outcome.VIOLATES:
+            return self._record(judged)
+        beside = probe(self.plan.cases, judged, lambda case: self._trial.judge(self._drive(case)))
+        judged = self._trial.explain(judged, lambda without: self._driver.emptied(scenario, without), beside)
+        climbed = climb(scenario, judged, lambda simpler: self._trial.judge(self._drive(simpler)))
+        file = self.settings.report / "schedules" / "smallest.json"
+        _written(dumps(climbed.smallest), file)
+        return self._record(judged, climbed.rungs)
+
     def run_all(self, cases: Iterable[Subject]) -> Iterator[CaseRecord]:
         """Examine cases in order, judging each while the engine already works on the next."""
         if self.settings.plan.serialise:
@@ -104,8 +119,8 @@ class Suite:
     def _drive(self, case: Subject) -> Driven:
         return self._driver.drive(case, lambda info: self._yardstick.prepare(case, info, self._driver.solo))
 
-    def _record(self, judged: Judged) -> CaseRecord:
-        record = case_record(self.settings, judged)
+    def _record(self, judged: Judged, ladder: tuple[Rung, ...] = ()) -> CaseRecord:
+        record = replace(case_record(self.settings, judged), ladder=ladder)
         case = judged.driven.case
         if record.outcome is Outcome.VIOLATES and isinstance(case, Scenario):
             record = replace(record, schedule=tuple(lines(case)), replay=self._keep(case))
@@ -131,10 +146,7 @@ class Suite:
         """Write down a scenario to be replayed; the command that does."""
         file = self.settings.schedule or self.settings.report / "schedules" / f"{scenario.id}.json"
         if not self.settings.schedule:
-            try:
-                write(dumps(scenario), file)
-            except RecordError as error:
-                raise UsageError(str(error)) from error
+            _written(dumps(scenario), file)
         return self.settings.replay(file)
 
     def _header(self) -> RunRecord:
@@ -152,3 +164,10 @@ class Suite:
             cases=len(self.plan.cases),
             versions=package_versions(),
         )
+
+
+def _written(text: str, file: Path) -> None:
+    try:
+        write(text, file)
+    except RecordError as error:
+        raise UsageError(str(error)) from error

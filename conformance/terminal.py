@@ -11,6 +11,7 @@ from rich.text import Text
 
 from kvfence.conformance.baseline import stale
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.replay import replayed
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite, new_run
 from kvfence.reports import groups, html, junit
@@ -45,6 +46,24 @@ def follow(settings: Settings, plan: Plan | None = None) -> int:
     for line in outdated:
         click.echo(f"baseline: {line}")
     _summarise(records, settings, code)
+    return code
+
+
+def diagnosis(settings: Settings) -> int:
+    """Diagnose the schedule of a run: a line for each rung, and the class; returns the exit code. Raises UsageError."""
+    plan = replayed(settings, probes=True)
+    with Suite(settings, plan, new_run()) as suite:
+        record = suite.diagnose(plan.scenarios[0])
+        code = exit_code(suite.outcomes)
+        suite.finish(code)
+    write_reports(settings.report, suite.run)
+    click.echo(f"{record.outcome}: {shown(record.reason)}")
+    for rung in record.ladder:
+        click.echo(f"  {rung.name:<18} {rung.state:<8} {shown(rung.told)}")
+    if record.findings and (why := record.findings[0].explanation):
+        click.echo(f"looks like {why.fault_class or 'no known class of faults'}: {shown(why.class_how)}")
+        click.echo(f"trigger: {shown(why.trigger_how)}")
+    click.echo(f"report: {settings.report / 'report.html'}")
     return code
 
 

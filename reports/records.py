@@ -92,6 +92,15 @@ class RequestRecord:
 
 
 @dataclass(frozen=True)
+class Rung:
+    """One question of a diagnosis, and what came of it."""
+
+    name: str
+    state: str  # fails, holds or unknown
+    told: str
+
+
+@dataclass(frozen=True)
 class CaseRecord:
     """One conformance case and its verdict."""
 
@@ -122,6 +131,7 @@ class CaseRecord:
     schedule: tuple[str, ...] = ()  # of a scenario that violates, an operation a line
     replay: str = ""  # the shell command that runs that schedule again
     known: str = ""  # why the baseline expects the violation
+    ladder: tuple[Rung, ...] = ()  # of a diagnosis, lowest first
 
 
 @dataclass(frozen=True)
