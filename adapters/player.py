@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from kvfence.adapters.api import Completion, Engine, EngineFaultError, Session, Support
@@ -48,6 +48,9 @@ class _Performance:
         self._parents: dict[str, str] = {}
         self._handed: dict[str, float] = {}  # over, at what time
         self._first: dict[str, float] = {}
+        self._ours: dict[
+            str, str
+        ] = {}  # names of forks, by the engine's: "A.0", "A.1" of A, however often it is played
 
     def run(self, schedule: Schedule) -> Played:
         missed = ""
@@ -63,7 +66,8 @@ class _Performance:
             self._session.close()
         emitted = {id: tuple(tokens) for id, tokens in self._emitted.items()}
         done = tuple(self._done.values())
-        return Played(done, emitted, self._failed, self._parents, missed, self._engine.observe(), self._first)
+        observed = _named(self._engine.observe(), self._ours)
+        return Played(done, emitted, self._failed, self._parents, missed, observed, self._first)
 
     def _wait(self, moment: Moment) -> bool:
         """Step until a moment has come; False if it never does."""
@@ -79,31 +83,39 @@ class _Performance:
 
     def _step(self) -> bool:
         """Run one forward pass; False if there is nothing left to do."""
-        emitted = self._session.step()
+        emitted = {self._name(id): tokens for id, tokens in self._session.step().items()}
         now = perf_counter()
         self._first |= {
             id: now - self._handed.pop(id) for id, tokens in emitted.items() if tokens and id in self._handed
         }
         for id, tokens in emitted.items():
             self._emitted[id] += tokens
-        self._done |= {completion.id: completion for completion in self._session.completions()}
-        self._failed |= self._session.failures()
+        for completion in self._session.completions():
+            name = self._name(completion.id)
+            self._done[name] = completion if name == completion.id else replace(completion, id=name)
+        self._failed |= {self._name(id): why for id, why in self._session.failures().items()}
         return bool(emitted)
+
+    def _name(self, id: str) -> str:
+        return self._ours.get(id, id)
 
     def _do(self, operation: Operation) -> None:
         session, engine, target = self._session, self._engine, operation.target
+        theirs = next((id for id, name in self._ours.items() if name == target), target)
         match operation.verb:
             case Verb.SUBMIT:
                 assert operation.request is not None
                 self._handed[operation.request.id] = perf_counter()
                 session.submit(operation.request)
             case Verb.CANCEL:
-                session.cancel(target)
+                session.cancel(theirs)
             case Verb.FORK:
-                for child in session.fork(target, operation.tokens):
-                    self._parents[child] = target
+                for child in session.fork(theirs, operation.tokens):
+                    name = f"{target}.{sum(of == target for of in self._parents.values())}"
+                    self._ours[child] = name
+                    self._parents[name] = target
             case Verb.PREEMPT:
-                session.preempt(target)
+                session.preempt(theirs)
             case Verb.EDIT:
                 session.edit(target, operation.tokens)
             case Verb.RESET:
@@ -114,6 +126,15 @@ class _Performance:
                 engine.load_weights(operation.folder)
             case Verb.STEP:
                 self._step()
+
+
+def _named(observed: Observed, ours: Mapping[str, str]) -> Observed:
+    """What was observed, with our names of forks."""
+    if not ours:
+        return observed
+    events = (replace(e, request=ours[e.request]) if e.request in ours else e for e in observed.events)
+    attention, kv = ({ours.get(id, id): seen for id, seen in of.items()} for of in (observed.attention, observed.kv))
+    return Observed(attention, tuple(events), kv)
 
 
 def _missed(operation: Operation) -> str:

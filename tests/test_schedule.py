@@ -73,6 +73,17 @@ def test_forks_are_known_by_their_parents(canary_folder):
     assert completion.tokens[0] == alphabet.answer(A.prompt, 1)[0]
 
 
+def test_forks_have_the_same_names_however_often_they_are_played(canary_folder):
+    words = tuple(word + alphabet.WORDS for word in PROMPTS[0][6:8])
+    again = engine(canary_folder, observe=("events",))
+    schedule = (submit(A), Operation(Verb.FORK, "A", Moment("A", 2), tokens=words))
+    for _ in range(2):
+        played = play(again, schedule)
+        assert set(played.parents) == set(played.emitted) - {"A"} == {"A.0", "A.1"}
+        assert {c.id for c in played.completions} == {"A", "A.0", "A.1"}
+        assert {e.request for e in played.observed.events} - {""} == {"A", "A.0", "A.1"}
+
+
 def test_an_engine_without_sessions_runs_batches(canary_folder):
     played = play(engine(canary_folder, hf), (submit(A), submit(B, Moment("A"))))
     assert {c.id: c.tokens for c in played.completions} == {
