@@ -6,6 +6,8 @@ FOLDER holds what `make faults` leaves there; what is missing is left out.
 """
 
 import sys
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from kvfence.reports.score import MARK, ORACLES, FaultRecord, read_lines, summary
@@ -38,6 +40,7 @@ COLUMNS = (
     "family",
     "tokens alone",
 )
+WHY = Path(__file__).with_name("faults_why.toml")  # why a fault was missed, by run and fault
 RUNS = {
     "observed": "With all that can be observed",
     "answers": "Answers alone",
@@ -78,6 +81,26 @@ def row(record: FaultRecord, answers: FaultRecord | None, tokens: FaultRecord | 
     return "| " + " | ".join(cells) + " |"
 
 
+def missed(run: str, records: Iterable[FaultRecord]) -> list[str]:
+    """What was not seen, and what was named otherwise, each with the reason."""
+    reasons = tomllib.loads(WHY.read_text(encoding="utf-8")).get(run, {})
+    unseen = [r for r in records if not r.detected]
+    named = [r for r in records if r.detected and r.named != r.fault_class]
+    if run == "answers":  # where a class cannot be asked for, its family can
+        named = [r for r in named if r.named_family != r.family]
+    told = {
+        "Not seen": [f"`{r.fault}`{'' if r.exercised else ' (never exercised)'}: {literal(r.about)}" for r in unseen],
+        "Named otherwise": [f"`{r.fault}`, {r.fault_class}: named {r.named or 'nothing'}" for r in named],
+    }
+    faults = {"Not seen": unseen, "Named otherwise": named}
+    parts = []
+    for title, lines in told.items():
+        why = [reasons.get(r.fault, "") for r in faults[title]]
+        listed = [f"- {line}" + (f" *{reason}*" if reason else "") for line, reason in zip(lines, why, strict=True)]
+        parts += [f"{title}:\n\n" + "\n".join(listed) + "\n"] if listed else []
+    return parts
+
+
 def main(folder: Path, page: Path) -> None:
     """Write the page."""
     runs = load(folder)
@@ -86,12 +109,7 @@ def main(folder: Path, page: Path) -> None:
     for name, title in RUNS.items():
         if runs[name]:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {line}" for line in summary(runs[name])) + "\n")
-            missed = [r for r in faults[name].values() if not r.detected]
-            if missed and name != "tokens":
-                lines = (
-                    f"- `{r.fault}`: {literal(r.about)}" + ("" if r.exercised else " (never exercised)") for r in missed
-                )
-                parts.append("Not seen:\n\n" + "\n".join(lines) + "\n")
+            parts += missed(name, faults[name].values()) if name != "tokens" else []
     cells = folder / "replaced-cell.txt"
     if cells.exists():
         told = "One slot of one KV head of one layer, replaced by a neighbour's (`python benchmarks/replaced_cell.py`):"

@@ -55,16 +55,17 @@ def salts_evicted(cast: Cast) -> None:
 @scenario("key.adapter", ROOMY)
 def adapters(cast: Cast) -> None:
     """One prompt with two adapters and without; a tenant who is called like an adapter; an adapter loaded anew."""
-    cast.load("a", Part.KEYS)
-    cast.load("b", Part.VALUES)
+    # No other scenario loads these, so that they are the first of their names.
+    cast.load("p", Part.KEYS)
+    cast.load("q", Part.VALUES)
     prompt, before = cast.write("P", cast.prefix(2, 3)), None
     for round_ in (0, 1):
-        for adapter in ("a", "b", None):
+        for adapter in ("p", "q", None):
             name = f"{adapter or 'none'}{round_}"
             before = cast.ask(name, prompt, after=before, adapter=adapter, n=16, hit=bool(round_))
-    before = cast.ask("salt-a", prompt, after=before, salt="a", n=16)
-    cast.load("a", Part.VALUES, after=before)
-    cast.ask("a-anew", prompt, adapter="a", n=16)
+    before = cast.ask("salt-p", prompt, after=before, salt="p", n=16)
+    cast.load("p", Part.VALUES, after=before)
+    cast.ask("p-anew", prompt, adapter="p", n=16)
 
 
 @scenario("key.adapter", TIGHT)
