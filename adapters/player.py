@@ -133,8 +133,8 @@ def _named(observed: Observed, ours: Mapping[str, str]) -> Observed:
     if not ours:
         return observed
     events = (replace(e, request=ours[e.request]) if e.request in ours else e for e in observed.events)
-    attention, kv = ({ours.get(id, id): seen for id, seen in of.items()} for of in (observed.attention, observed.kv))
-    return Observed(attention, tuple(events), kv)
+    attention = {ours.get(id, id): seen for id, seen in observed.attention.items()}
+    return Observed(attention, tuple(events), {ours.get(id, id): seen for id, seen in observed.kv.items()})
 
 
 def _missed(operation: Operation) -> str:

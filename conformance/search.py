@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, seed
@@ -109,7 +110,7 @@ class Search:
         while not self._over:
             setup = SETUPS[number % len(SETUPS)]
             try:
-                _run(lambda setup=setup: Machine(self, setup, self._lab.info), self._corpus, number)  # type: ignore[misc]
+                _run(partial(Machine, self, setup, self._lab.info), self._corpus, number)
             except (ViolationError, Flaky):  # the latter where it does not violate a second time
                 return self._found
             number += 1
@@ -160,7 +161,7 @@ def _run(make: Callable[[], Machine], corpus: Path, number: int) -> None:
         report_multiple_bugs=False,
         print_blob=False,
     )
-    run_state_machine_as_test(seed(number)(make), settings=chosen)
+    run_state_machine_as_test(seed(number)(make), settings=chosen)  # type: ignore[arg-type]  # any factory will do
 
 
 def hunt(settings: Settings, corpus: Path, seconds: float) -> Iterator[tuple[Find, Path]]:
