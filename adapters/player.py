@@ -48,9 +48,8 @@ class _Performance:
         self._parents: dict[str, str] = {}
         self._handed: dict[str, float] = {}  # over, at what time
         self._first: dict[str, float] = {}
-        self._ours: dict[
-            str, str
-        ] = {}  # names of forks, by the engine's: "A.0", "A.1" of A, however often it is played
+        # Names of forks by the engine's: "A.0" and "A.1" of A, however often it is played.
+        self._ours: dict[str, str] = {}
 
     def run(self, schedule: Schedule) -> Played:
         missed = ""

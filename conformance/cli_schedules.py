@@ -88,7 +88,7 @@ def diagnose(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -
 def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **options: Any) -> None:
     """Draw schedules that nobody has thought of until one violates; make it small and keep it in the corpus.
 
-    What the corpus holds already is tried first. Exit code: 0 nothing found, 1 found, 2 bad usage.
+    What the corpus holds already is tried first. Exit code: 0 nothing found, 1 found, 2 bad usage or no verdict.
 
     \b
     Example: kvfence search --engine reference --minutes 2
@@ -108,7 +108,8 @@ def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **op
             for line in lines(find.small):
                 click.echo(f"    {line}")
             click.echo(f"    {settings.replay(file)}")
-        click.echo("" if found else f"nothing found in {minutes:g} minutes")
+        if not found:
+            click.echo(f"nothing found in {minutes:g} minutes")
         return int(found > 0)
 
     sys.exit(or_one_line(run_it))

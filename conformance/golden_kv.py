@@ -34,8 +34,11 @@ class GoldenKV:
         found = kv.examine(shown, mine, tolerance, {own: mine} | known, own)
         if found is None or found.source:
             return found
-        earlier = {sent.owner: self._made_of(sent) for sent in self._before if not sent.domain.media}
+        earlier = {sent.owner: self._made_of(sent) for sent in self._before if self._is_earlier(sent)}
         return kv.examine(shown, mine, tolerance, earlier, own)
+
+    def _is_earlier(self, sent: Sent) -> bool:
+        return sent.owner.case != self._case and not sent.domain.media
 
     def _owner(self, answer: Answer) -> Owner:
         return Owner(self._case, answer.prompt.name)

@@ -1,5 +1,6 @@
 """The lab: one engine that is asked about one schedule after another."""
 
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,7 @@ class Lab:
         self._driver = Driver(settings, plan, lambda record: None)
         self._yardstick = Yardstick(settings, plan, lambda record: None)
         self.info: EngineInfo | None = None  # of the engine, once it has been asked
-        self.asked = 0
+        self.outcomes: Counter[Outcome] = Counter()  # of all that was asked
 
     def __enter__(self) -> Self:
         return self
@@ -35,8 +36,10 @@ class Lab:
 
     def judge(self, case: Subject) -> Judged:
         """What becomes of a schedule. Raises UsageError if the engine has never started and does not."""
-        self.asked += 1
-        return Trial(self._settings, self._plan, self._yardstick).judge(self._driver.drive(case, self._prepare(case)))
+        driven = self._driver.drive(case, self._prepare(case))
+        judged = Trial(self._settings, self._plan, self._yardstick).judge(driven)
+        self.outcomes[judged.ruling.outcome] += 1
+        return judged
 
     def fails(self, case: Subject) -> bool:
         """Whether a schedule violates."""

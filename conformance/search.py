@@ -37,6 +37,7 @@ from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.shrink import Shrinker
 from kvfence.conformance.trial import Judged
 from kvfence.reports.file import write
+from kvfence.reports.outcome import Outcome
 
 LONGEST = 384  # tokens of a sequence, so that noise is measured once for all schedules
 ROUND = 8  # schedules that are drawn for one setup before the next
@@ -62,18 +63,18 @@ class ViolationError(Exception):
 
 
 class Search:
-    """One search on one engine, within a time."""
+    """One search on one engine, until it is `over`."""
 
-    def __init__(self, lab: Lab, plan: Plan, corpus: Path, seconds: float, first: int = 0) -> None:
-        self._lab, self._plan, self._corpus, self._first = lab, plan, corpus, first
-        self._begun, self._seconds = time.monotonic(), seconds
+    def __init__(self, lab: Lab, plan: Plan, corpus: Path, over: Callable[[], bool], first: int = 0) -> None:
+        self._lab, self._plan, self._corpus, self._over, self._first = lab, plan, corpus, over, first
+        self._begun = time.monotonic()
         self._drawn = 0
         self._found: Scenario | None = None
 
     def finds(self) -> Iterator[Find]:
         """What violates: schedules kept from earlier searches, the seeds, then drawn ones until the first find."""
         for scenario in [*self._kept(), *self._plan.scenarios]:
-            if self._over:
+            if self._over():
                 return
             if self._lab.fails(scenario):
                 yield self._find(scenario)
@@ -96,10 +97,6 @@ class Search:
             self._found = scenario
             raise ViolationError
 
-    @property
-    def _over(self) -> bool:
-        return time.monotonic() - self._begun > self._seconds
-
     def _kept(self) -> Iterator[Scenario]:
         for file in sorted(self._corpus.glob("*.json")):
             text = file.read_text(encoding="utf-8")
@@ -107,7 +104,7 @@ class Search:
 
     def _draw(self) -> Scenario | None:
         number = self._first
-        while not self._over:
+        while not self._over():
             setup = SETUPS[number % len(SETUPS)]
             try:
                 _run(partial(Machine, self, setup, self._lab.info), self._corpus, number)
@@ -167,16 +164,20 @@ def _run(make: Callable[[], Machine], corpus: Path, number: int) -> None:
 def hunt(settings: Settings, corpus: Path, seconds: float) -> Iterator[tuple[Find, Path]]:
     """Search an engine for so long; each find with the file that it is kept in.
 
-    Raises UsageError for a corpus that cannot be written or holds what is no schedule.
+    Raises UsageError for a corpus that cannot be written or holds what is no schedule, and where no schedule at all
+    came to a verdict: then nothing found says nothing.
     """
     try:
         corpus.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write to corpus {corpus}: {error.strerror}; name another with --corpus") from error
-    plan = planned(settings)
+    plan, end = planned(settings), time.monotonic() + seconds
     with Lab(settings, plan) as lab:
-        for find in Search(lab, plan, corpus, seconds, settings.seed).finds():
+        for find in Search(lab, plan, corpus, lambda: time.monotonic() > end, settings.seed).finds():
             yield find, _keep(find, corpus)
+        if not {Outcome.CONFORMS, Outcome.VIOLATES} & lab.outcomes.keys():
+            told = ", ".join(f"{n} {outcome}" for outcome, n in lab.outcomes.items())
+            raise UsageError(f"no schedule came to a verdict ({told}); try one with `kvfence run --profile scenarios`")
 
 
 def _keep(find: Find, corpus: Path) -> Path:

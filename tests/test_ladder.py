@@ -92,6 +92,14 @@ def test_each_rung_changes_one_thing(cases):
     assert all(serial.schedule[places[name] + 1].verb is Verb.CANCEL for name in withdrawn)
 
 
+def test_what_does_not_violate_by_itself_is_not_made_smaller(cases):
+    scenario = cases["key.salts"]
+    first = Judged(Driven(scenario), Ruling(Outcome.VIOLATES, ""))
+    found, climbed = states(scenario, fails_if(lambda s: False), first)
+    assert (found["as it is"], found["smallest schedule"]) == ("holds", "unknown")
+    assert climbed.smallest is scenario
+
+
 def test_what_comes_to_no_verdict_is_unknown(cases):
     scenario = cases["key.salts"]
     judge = judging(lambda s: Outcome.VIOLATES if s.setup.sharing else Outcome.NOT_APPLICABLE)

@@ -1,5 +1,7 @@
 """The search: draws what the engine can do, finds what breaks, makes it small, keeps it."""
 
+from collections import Counter
+
 import pytest
 from click.testing import CliRunner
 
@@ -9,6 +11,7 @@ from kvfence.conformance.cli import main
 from kvfence.conformance.search import Search, planned
 from kvfence.conformance.seeds import SEEDS
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.reports.outcome import Outcome
 
 ALL = {"session", "fork", "preempt", "conversations", "reset_cache", "salt", "sharing"}
 
@@ -51,9 +54,9 @@ def forks(scenario):
     return any(op.verb is Verb.FORK for op in scenario.schedule)
 
 
-def hunted(plan, tmp_path, rule, able=ALL, seconds=30, seed=0):
+def hunted(plan, tmp_path, rule, able=ALL, most=400, seed=0):
     lab = Bench(rule, *able)
-    return lab, list(Search(lab, plan, tmp_path, seconds, seed).finds())
+    return lab, list(Search(lab, plan, tmp_path, lambda: len(lab.played) >= most, seed).finds())
 
 
 def test_the_seeds_come_first(plan, tmp_path):
@@ -91,7 +94,7 @@ def test_one_seed_draws_one_sequence(plan, tmp_path):
 
 def test_only_what_the_engine_can_do_is_drawn(plan, tmp_path):
     able = {"sharing"}
-    lab, finds = hunted(plan, tmp_path, lambda scenario: False, able, seconds=6)
+    lab, finds = hunted(plan, tmp_path, lambda scenario: False, able, most=60)
     drawn = [scenario for scenario in lab.played if scenario.name == "search.drawn"]
     assert not finds
     assert len(drawn) > 20
@@ -100,7 +103,7 @@ def test_only_what_the_engine_can_do_is_drawn(plan, tmp_path):
 
 
 def test_every_kind_of_operation_is_drawn(plan, tmp_path):
-    lab, _ = hunted(plan, tmp_path, lambda scenario: False, seconds=8)
+    lab, _ = hunted(plan, tmp_path, lambda scenario: False, most=120)
     verbs = {op.verb for scenario in lab.played for op in scenario.schedule}
     assert verbs == {Verb.SUBMIT, Verb.CANCEL, Verb.FORK, Verb.PREEMPT, Verb.RESET, Verb.STEP}
     assert all(scenario.length <= searching.LONGEST for scenario in lab.played)
@@ -111,13 +114,36 @@ def test_every_kind_of_operation_is_drawn(plan, tmp_path):
 def test_a_real_fault_is_found_kept_and_found_again(tmp_path):
     engine = ["--engine", "kvfence.conformance.faults:open_faulty", "--in-process", "--corpus", str(tmp_path / "c")]
     faulty = ["--engine-arg", "defect=cow.fork"]
-    first = CliRunner().invoke(main, ["search", *engine, *faulty, "--minutes", "1"])
+    first = CliRunner().invoke(main, ["search", *engine, *faulty, "--minutes", "20"])
     assert first.exit_code == 1, first.output
     assert "VIOLATES after " in first.output
     [file] = (tmp_path / "c").glob("*.json")
     assert f"kvfence replay {file} --engine" in first.output
     mended = CliRunner().invoke(main, ["replay", str(file), *engine[:3], "--report", str(tmp_path / "r")])
     assert mended.output.splitlines()[-1] == "FIXED", mended.output
+
+
+def test_a_search_without_any_verdict_is_no_pass(tmp_path, monkeypatch):
+    outcomes = {Outcome.SUITE_ERROR: 3}
+
+    class Fixed(Bench):
+        def __init__(self, settings, plan):
+            super().__init__(lambda scenario: False)
+            self.outcomes = Counter(outcomes)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(searching, "Lab", Fixed)
+    arguments = ["search", "--engine", "reference", "--corpus", str(tmp_path), "--minutes", "0.05"]
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "no schedule came to a verdict (3 suite-error)" in done.output
+    outcomes[Outcome.CONFORMS] = 1
+    assert CliRunner().invoke(main, arguments).exit_code == 0
 
 
 def test_bad_input_is_a_line(tmp_path):
