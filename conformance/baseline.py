@@ -5,6 +5,7 @@ that no case was about.
 """
 
 import json
+import shlex
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -69,19 +70,19 @@ class Baseline:
         matching = (one for one in self.known if one.requirement == requirement and one.applies(engine, version))
         return next(matching, None)
 
-    def stale(self, run: Run, whole: bool) -> list[str]:
-        """What no longer holds of the engine of a run, a line each; `whole` = no case of its profile was left out."""
+    def stale(self, run: Run) -> list[str]:
+        """What no longer holds of the engine of a run, a line each. A run of some cases only says nothing of that."""
         engine, version = run.header["engine"], _version(run)
         return [
             f"{one} {why}; take it out of the baseline"
             for one in self.known
-            if one.applies(engine, version) and (why := _stale(one, run, whole))
+            if one.applies(engine, version) and (why := _stale(one, run))
         ]
 
     def updated(self, run: Run) -> "Baseline":
         """With an entry for each requirement that was violated in a run, and without those that were kept."""
         engine, version = run.header["engine"], _version(run)
-        kept = [one for one in self.known if not (one.applies(engine, version) and _stale(one, run, False))]
+        kept = [one for one in self.known if not (one.applies(engine, version) and _stale(one, run))]
         violated = {case["requirement"]: case for case in run.cases if case["outcome"] == Outcome.VIOLATES}
         new = [
             Known(id, engine, version, f"not looked into: {case['reason']}")
@@ -99,8 +100,7 @@ def stale(settings: Settings, run: str) -> list[str]:
     """Entries of the baseline of a run, if it has one, that the run has shown not to hold: a line each."""
     if settings.baseline is None:
         return []
-    whole = not settings.cases and not settings.dtypes
-    return Baseline.load(settings.baseline).stale(read(settings.report, run), whole)
+    return Baseline.load(settings.baseline).stale(read(settings.report, run))
 
 
 def _entry(file: Path, place: int, entry: object) -> Known:
@@ -120,14 +120,20 @@ def _version(run: Run) -> str:
     return str(run.engines[0]["version"]) if run.engines else ""
 
 
-def _stale(known: Known, run: Run, whole: bool) -> str:
+def _whole(run: Run) -> bool:
+    """Whether no case of a run's profile was left out, by a choice or because it was cut short."""
+    chosen = {"--case", "--dtype"}.intersection(shlex.split(run.header["command"]))
+    return not chosen and len(run.cases) >= run.header["cases"]
+
+
+def _stale(known: Known, run: Run) -> str:
     """Why an entry does not hold in a run, or nothing."""
     outcomes = [Outcome(case["outcome"]) for case in run.cases if case["requirement"] == known.requirement]
-    if Outcome.VIOLATES in outcomes:
+    if Outcome.VIOLATES in outcomes or not _whole(run):
         return ""
     if Outcome.CONFORMS in outcomes:
         return "is kept now"
-    return "" if outcomes or not whole else "was not tested"
+    return "" if outcomes else "was not tested"
 
 
 def _table(known: Known) -> str:
