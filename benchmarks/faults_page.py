@@ -2,7 +2,7 @@
 
     python benchmarks/faults_page.py FOLDER docs/faults.md
 
-FOLDER holds what `make faults` leaves there; what is missing is left out.
+FOLDER holds what `make faults` leaves there; what is missing is named. A `machine.md` there says what it ran on.
 """
 
 import sys
@@ -103,9 +103,12 @@ def missed(run: str, records: Iterable[FaultRecord]) -> list[str]:
 
 def main(folder: Path, page: Path) -> None:
     """Write the page."""
-    runs = load(folder)
+    runs, machine = load(folder), folder / "machine.md"
     faults = {name: {r.fault: r for r in records if r.fault} for name, records in runs.items()}
     parts = [HEAD]
+    if machine.exists():
+        parts.append(machine.read_text(encoding="utf-8"))
+    parts += [f"Not measured here: {title[0].lower()}{title[1:]}.\n" for name, title in RUNS.items() if not runs[name]]
     for name, title in RUNS.items():
         if runs[name]:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {line}" for line in summary(runs[name])) + "\n")
