@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvfence.conformance.naming import CONFIDENCE
 from kvfence.reports.score import MARK, ORACLES, FaultRecord, read_lines, summary
 from kvfence.reports.text import literal
 
@@ -26,6 +27,12 @@ half is *held out*, and marked so. A family is what classes have in common that 
 
 An `x` says that the oracle found something in the case that was the first to violate; `twin` is tried there, for the
 request that is told of first. *Named* is the class that was suggested, *right* if it is the fault's.
+"""
+SURE = """## How sure a name is
+
+Classes named right, by what the row that named them goes by first, in both runs above. The confidence of a name is
+(right + 1) / (named + 2) of the held-out half.
+
 """
 COLUMNS = (
     "fault",
@@ -90,7 +97,7 @@ def missed(run: str, records: Iterable[FaultRecord]) -> list[str]:
         named = [r for r in named if r.named_family != r.family]
     told = {
         "Not seen": [f"`{r.fault}`{'' if r.exercised else ' (never exercised)'}: {literal(r.about)}" for r in unseen],
-        "Named otherwise": [f"`{r.fault}`, {r.fault_class}: named {r.named or 'nothing'}" for r in named],
+        "Named otherwise": [f"`{r.fault}`, {r.fault_class}: {_named(r)}" for r in named],
     }
     faults = {"Not seen": unseen, "Named otherwise": named}
     parts = []
@@ -99,6 +106,24 @@ def missed(run: str, records: Iterable[FaultRecord]) -> list[str]:
         listed = [f"- {line}" + (f" *{reason}*" if reason else "") for line, reason in zip(lines, why, strict=True)]
         parts += [f"{title}:\n\n" + "\n".join(listed) + "\n"] if listed else []
     return parts
+
+
+def _named(record: FaultRecord) -> str:
+    """What a fault was named instead, and by what."""
+    half = " (held out)" if record.held_out else ""
+    return f"named {record.named}, because {record.named_how}{half}." if record.named else f"not named{half}."
+
+
+def sure(runs: dict[str, list[FaultRecord]]) -> str:
+    """How often each kind of row names the class right: what the confidence of a name is made of."""
+    lines = ["| goes by | table's half | held out | confidence |", "| --- | --- | --- | --- |"]
+    named = [r for name in ("observed", "answers") for r in runs[name] if r.fault and r.named]
+    for kind in CONFIDENCE:
+        halves = [[r for r in named if r.named_kind == kind and r.held_out is out] for out in (False, True)]
+        right = [sum(r.named == r.fault_class for r in half) for half in halves]
+        cells = [f"{n} of {len(half)}" for n, half in zip(right, halves, strict=True)]
+        lines.append(f"| {kind} | {' | '.join(cells)} | {(right[1] + 1) / (len(halves[1]) + 2):.2f} |")
+    return SURE + "\n".join(lines) + "\n"
 
 
 def main(folder: Path, page: Path) -> None:
@@ -113,6 +138,7 @@ def main(folder: Path, page: Path) -> None:
         if runs[name]:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {line}" for line in summary(runs[name])) + "\n")
             parts += missed(name, faults[name].values()) if name != "tokens" else []
+    parts.append(sure(runs))
     cells = folder / "replaced-cell.txt"
     if cells.exists():
         told = "One slot of one KV head of one layer, replaced by a neighbour's (`python benchmarks/replaced_cell.py`):"

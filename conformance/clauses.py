@@ -70,6 +70,8 @@ CLAUSES = {
     "with:again": "it had been taken out and was taken up again",
     "with:rewrites": "it wrote some positions twice",
     "takes:before": "it takes what came before the case",
+    "with:window": "the model has a sliding window",
+    "solo:left": "runs of one request at a time leave golden, too",
     "with:no-sharing": "nothing is shared",
 }
 PROBED = {"fails": "{} fails", "holds": "{} holds", "only": "of the probes only those of {} fail"}

@@ -2,7 +2,8 @@
 
 A name is "group:what". Groups: first (the rule of ownership that broke first in the case), case (rules that broke
 there), kv (what was wrong in the cache), got (how those K/V came there), read (how the cache was read), out (how the
-answer is wrong), side (what two domains differ in that met) and with (what the victim was put through).
+answer is wrong), side (what two domains differ in that met), with (what the victim was put through, and the model) and
+solo (what becomes of one request at a time).
 """
 
 import math

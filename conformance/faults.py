@@ -191,6 +191,8 @@ def _record(
         family=FAMILY[defect.fault_class] if defect else "",
         named=named.fault_class or "" if named else "",
         named_family=named.family or "" if named else "",
+        named_how=named.class_how if named else "",
+        named_kind=named.class_kind if named else "",
         held_out=defect is not None and held_out(defect.name),
         cases=cases,
         tokens=tokens,

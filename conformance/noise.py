@@ -222,13 +222,19 @@ def solo_fault(clean: Clean) -> str:
     return ""
 
 
+def solo_left(noise: NoiseRecord) -> bool:
+    """Whether the engine's own runs of one request at a time left golden, in margins or in attention."""
+    shifted = max(noise.attention_max / ATTENTION_LIMIT, noise.attention_held_out) > 1
+    return bool(noise.solo_outliers) or shifted or not noise.solo_max <= _solo_limit(noise)
+
+
 def complaint(noise: NoiseRecord) -> str | None:
     """Why a calibration cannot be used, in one line, or None.
 
     An engine whose solo runs are far noisier than golden either computes something else or is itself contaminated,
     and its noise must not become the tolerance.
     """
-    if not noise.solo_max <= SOLO_LIMIT * max(noise.shapes_max, noise.resolution):
+    if not noise.solo_max <= _solo_limit(noise):
         return (
             f"solo runs of the engine differ from golden by {noise.solo_max:.3g} logits, golden from itself by "
             f"{noise.shapes_max:.3g}: other weights, or solo runs that are not clean"
@@ -237,6 +243,10 @@ def complaint(noise: NoiseRecord) -> str | None:
         error = f"held-out error {noise.held_out_max:.3g} above epsilon {noise.epsilon:.3g} logits"
         return f"noise in {noise.dtype} is not bounded: {error}"
     return None
+
+
+def _solo_limit(noise: NoiseRecord) -> float:
+    return SOLO_LIMIT * max(noise.shapes_max, noise.resolution)
 
 
 def _watch(clean: Clean, sequences: list[tuple[int, ...]]) -> LastQueries | None:

@@ -127,6 +127,7 @@ class Trial:
         harmed = None if timed or again is None else lambda without: self._still_harmed(again(without))
         trigger = find_trigger(judged.driven, first, harmed) if harmed else None
         said = {o.prompt.name: (o, e) for o, e in zip(judged.observations, judged.evidence, strict=True)}
+        beside |= self._of_the_model(judged.driven.case)
         known = {found.victim: facts(judged.driven, *said[found.victim]) | beside for found in findings}
         if trigger:
             known[first.victim] |= {f"takes:{trigger.takes}"}
@@ -137,6 +138,11 @@ class Trial:
             block = block_of(request, evidence, judged.driven.events)
             explained.append(replace(found, explanation=told, block=block))
         return replace(judged, ruling=replace(judged.ruling, findings=tuple(explained)))
+
+    def _of_the_model(self, case: Subject) -> frozenset[str]:
+        """Facts of a whole run that tell classes apart."""
+        left = self.yardstick.calibration(case).solo_left
+        return frozenset([*(["with:window"] if self.plan.model.window else []), *(["solo:left"] if left else [])])
 
     def _still_harmed(self, driven: Driven) -> list[str]:
         if driven.outcome is not None:

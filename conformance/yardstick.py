@@ -33,6 +33,7 @@ class Calibration:
     fault: str  # what the solo runs show to be wrong with the engine, so that silence cannot be relied on
     unjudged: str  # why attention is not judged, where the engine shows it
     kv: KVTolerance | None = None  # None = K/V are not judged
+    solo_left: bool = False  # whether the engine's runs of one request at a time left golden as well
 
 
 class Yardstick:
@@ -99,6 +100,7 @@ class Yardstick:
             doubt="" if self._exact else noise.complaint(record) or "",
             fault=record.solo_fault,
             kv=self._kv[key],
+            solo_left=noise.solo_left(record),
             unjudged="" if judged else record.attention_reason or "its noise was measured where it was not shown",
         )
 

@@ -93,8 +93,9 @@ class Explanation:
     trigger_how: str  # what leaving out its neighbours has shown
     fault_class: str | None  # None = no row of the class-naming table is like it
     family: str | None  # of classes, that it belongs to
-    confidence: float | None  # 0 to 1: how often this row was right on planted faults; None = not measured
+    confidence: float | None  # 0 to 1: how often rows of its kind were right on planted faults; None without a class
     class_how: str  # what is known that the row goes by
+    class_kind: str  # rules, domains, cache, reading or answers: what the row goes by first; empty without a class
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def record(**facts):
         "fault": "a.b", "fault_class": "COW", "report": "o/r#1", "about": "does *it*", "subtle": "", "exercised": True,
         "detected": True, "oracles": ("golden",), "case": "c", "requirement": "r", "summary": "s",
         "source_right": True, "twin": True, "family": "lifetime", "named": "COW", "named_family": "lifetime",
+        "named_how": "so", "named_kind": "cache",
         "held_out": False, "cases": 3, "tokens": 100, "seconds": 2.0, "failed": "",
     }  # fmt: skip
     return FaultRecord(**{**known, **facts})

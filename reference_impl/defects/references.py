@@ -9,6 +9,7 @@ from kvfence.reference_impl.holding import Draining
 from kvfence.reference_impl.pool import SCRATCH, BlockPool
 from kvfence.reference_impl.sequence import Finish, Sequence
 from kvfence.reference_impl.settings import Parts
+from kvfence.reference_impl.trace import Kind
 
 
 def _parts(cache: type[KVCache] = KVCache, pool: type[BlockPool] = TrustingPool) -> Parts:
@@ -140,6 +141,7 @@ def _two_writers(ran: Sentinel) -> Parts:
                 block, self.head = self.head[2], None
                 if self.pool.references[block] == 1:
                     ran()
+                    self._note(Kind.ALLOCATE, request, block)
                     return block
             block = super()._allocate(request)
             self.head = (self.clock.now, request, block)
