@@ -29,6 +29,10 @@ class EngineFaultError(AdapterError):
     """The engine raised, hung, died or answered nonsense during a call."""
 
 
+class RefusedError(EngineFaultError):
+    """The engine refuses one request, or one operation on it, and goes on as if it had not been asked."""
+
+
 class Support(StrEnum):
     """Whether an engine has a capability. UNKNOWN is reported and never counted as a pass."""
 
@@ -181,7 +185,7 @@ class Session(ABC):
 
     @abstractmethod
     def submit(self, request: Request) -> None:
-        """Hand a request over; it takes part from the next step on."""
+        """Hand a request over; it takes part from the next step on. Raises RefusedError for one it will not take."""
 
     @abstractmethod
     def step(self) -> Mapping[str, tuple[int, ...]]:
@@ -201,21 +205,21 @@ class Session(ABC):
         """Have others go on from a running request, one for each token: that in place of the one it emitted last.
 
         Their ids. A fork's completion begins with what the request had emitted before. Only called where "fork" is
-        SUPPORTED. Raises EngineFaultError unless the request has emitted a token.
+        SUPPORTED. Raises RefusedError unless the request has emitted a token.
         """
         raise NotImplementedError
 
     def preempt(self, id: str) -> None:
         """Take a running request out of the batch, as if the pool were full; it comes back by itself.
 
-        Only called where "preempt" is SUPPORTED. Raises EngineFaultError unless the request is in the batch.
+        Only called where "preempt" is SUPPORTED. Raises RefusedError unless the request is in the batch.
         """
         raise NotImplementedError
 
     def edit(self, conversation: str, history: Sequence[int]) -> None:
         """Replace the tokens of a conversation's history.
 
-        Only called where "conversations" is SUPPORTED. Raises EngineFaultError if there is none or a turn of it runs.
+        Only called where "conversations" is SUPPORTED. Raises RefusedError if there is none or a turn of it runs.
         """
         raise NotImplementedError
 

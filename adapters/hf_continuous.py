@@ -15,6 +15,7 @@ from kvfence.adapters.api import (
     EngineConfig,
     EngineFaultError,
     EngineStartError,
+    RefusedError,
     Request,
     Session,
     Support,
@@ -45,14 +46,14 @@ class ContinuousSession(Session):
         self.closed = False
 
     def submit(self, request: Request) -> None:
-        """Hand a request over. Raises EngineFaultError if its id is in use or the pool can never hold it."""
+        """Hand a request over. Raises RefusedError if its id is in use or the pool can never hold it."""
         stored = len(request.prompt) + request.max_tokens - 1
         if self._batcher.one_allocator and stored > self._batcher.capacity:
-            raise EngineFaultError(
+            raise RefusedError(
                 f"request {request.id} needs {stored} tokens of KV; the pool has {self._batcher.capacity}"
             )
         if request.id in self._live:
-            raise EngineFaultError(f"request {request.id} is running already")
+            raise RefusedError(f"request {request.id} is running already")
         added = self._batcher.manager.add_request(
             list(request.prompt),
             request_id=request.id,
@@ -61,7 +62,7 @@ class ContinuousSession(Session):
             eos_token_id=-1,
         )
         if added is None:
-            raise EngineFaultError(f"request {request.id} was not accepted")
+            raise RefusedError(f"request {request.id} was not accepted")
         self._live[request.id] = Live(request)
 
     def step(self) -> Mapping[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from kvfence.adapters.api import Completion, Engine, EngineFaultError, Session, Support
+from kvfence.adapters.api import Completion, Engine, EngineFaultError, RefusedError, Session, Support
 from kvfence.adapters.observation import Observed
 from kvfence.adapters.schedule import Moment, Operation, Schedule, Verb, waves
 
@@ -16,9 +16,9 @@ class Played:
 
     completions: tuple[Completion, ...] = ()  # of requests that ended by themselves, forks among them
     emitted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of every request, also of one cut short
-    failed: Mapping[str, str] = field(default_factory=dict)  # requests that the engine gave up, and why
+    failed: Mapping[str, str] = field(default_factory=dict)  # requests that the engine refused or gave up, and why
     parents: Mapping[str, str] = field(default_factory=dict)  # of forks
-    missed: str = ""  # the operation whose moment never came, with which the schedule ended; one line
+    missed: str = ""  # the operation whose moment never came, or was refused: the schedule ended with it; one line
     observed: Observed = field(default_factory=Observed)
     first_token: Mapping[str, float] = field(default_factory=dict)  # seconds from handing over to the first token
 
@@ -58,7 +58,13 @@ class _Performance:
                 if operation.when and not self._wait(operation.when):
                     missed = _missed(operation)
                     break
-                self._do(operation)
+                try:
+                    self._do(operation)
+                except RefusedError as error:
+                    if operation.verb is not Verb.SUBMIT:
+                        missed = f"{operation.verb} {operation.target} was refused: {error}"
+                        break
+                    self._failed[operation.target] = str(error)
             while self._step():
                 pass
         finally:

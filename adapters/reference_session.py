@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from kvfence.adapters.api import Completion, EngineFaultError, Request, Session
+from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request, Session
 from kvfence.reference_impl.clock import Stream
 from kvfence.reference_impl.engine import EngineError, ReferenceEngine
 from kvfence.reference_impl.key import Media
@@ -22,7 +22,7 @@ class ReferenceSession(Session):
         self.closed = False
 
     def submit(self, request: Request) -> None:
-        """Hand a request over. Raises EngineFaultError for one that the engine refuses."""
+        """Hand a request over. Raises RefusedError for one that the engine refuses."""
         with refused():
             self._engine.submit(
                 request.id,
@@ -97,8 +97,8 @@ class ReferenceSession(Session):
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Tell what the engine refuses as a fault, in the contract's words."""
+    """Tell what the engine refuses in the contract's words."""
     try:
         yield
     except EngineError as error:
-        raise EngineFaultError(str(error)) from error
+        raise RefusedError(str(error)) from error

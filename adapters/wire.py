@@ -10,11 +10,12 @@ from kvfence.adapters.api import (
     Engine,
     EngineFaultError,
     EngineStartError,
+    RefusedError,
     Support,
     UnsupportedConfigError,
 )
 
-ERRORS = (EngineStartError, UnsupportedConfigError, EngineFaultError, AdapterError)
+ERRORS = (EngineStartError, UnsupportedConfigError, RefusedError, EngineFaultError, AdapterError)
 
 
 @dataclass(frozen=True)

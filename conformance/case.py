@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from kvfence.conformance.scenarios.order import ORDER
 from kvfence.prompts.edges import EDGES, Edge, prompt_edge, window_edges
 from kvfence.prompts.folder import ModelFolder
 from kvfence.prompts.word_layout import LIMIT
@@ -58,6 +59,7 @@ class Profile:
     observe: tuple[str, ...] = ()  # of what engines let be observed
     serialise: bool = False  # whether a violation under concurrency is tried again one request at a time
     scenarios: tuple[str, ...] = ()  # patterns of the names of scenarios
+    strength: int = 0  # how many values of factors come together in its cells, in all combinations; 0 = no cells
     twins: int = 0  # requests of each scenario whose neighbours' secrets are exchanged
     baselines: int = 12  # golden outputs decoded token by token, to be shown or counted against
 
@@ -75,29 +77,50 @@ def _played(
     return replace(played, scenarios=scenarios, observe=observe, twins=twins)
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+OBSERVE = ("attention", "events", "kv")  # all that an engine may show
+QUICK = 26  # scenarios that are enough to see every planted fault
 NEARLY_EQUAL = ("differ-first", "differ-middle", "differ-last")
 PROFILES = {
     profile.name: profile
     for profile in (
         Profile(
             "quick",
-            "two prefix lengths, three dtypes, concurrency to 16: under a minute on the canary",
+            "the modes in three dtypes and the scenarios that see most: under a minute on the reference engine",
             edges=("system-prompt", "block+1"),
             other_edges=("block+1",),
             concurrencies=(1, 2, 8, 16),
-            dtypes=("float32", "bfloat16", "float16"),
+            dtypes=DTYPES,
             max_tokens=32,
             solo_positions=256,
+            observe=("events", "kv"),
+            scenarios=ORDER[:QUICK],
         ),
         Profile(
             "default",
-            "every prefix length and relation, noise measured on the engine itself",
+            "the modes on more prefixes, all scenarios, and all pairs of factor values: minutes",
+            edges=("system-prompt", "block+1", "differ-last", "whole-prompt"),
+            other_edges=("block+1",),
+            concurrencies=(1, 2, 8, 16),
+            dtypes=DTYPES,
+            max_tokens=32,
+            solo_positions=256,
+            observe=OBSERVE,
+            scenarios=("*",),
+            strength=2,
+        ),
+        Profile(
+            "full",
+            "every prefix length and relation, all scenarios, all triples, noise measured on the engine itself: long",
             edges=tuple(EDGES),
             other_edges=tuple(EDGES),
             concurrencies=(1, 2, 8, 16),
-            dtypes=("float32", "bfloat16", "float16"),
+            dtypes=DTYPES,
             max_tokens=48,
             solo_positions=10_000,
+            observe=OBSERVE,
+            scenarios=("*",),
+            strength=3,
         ),
         Profile(
             "article",
@@ -131,7 +154,7 @@ PROFILES = {
             edges=("one-token", "block", "block+1", "differ-last"),
             other_edges=("one-token", "block", "block+1", "differ-last"),
             concurrencies=(1, 2, 8, 16),
-            dtypes=("float32", "bfloat16", "float16"),
+            dtypes=DTYPES,
             max_tokens=8,
             solo_positions=256,
             languages=("en",),
@@ -140,8 +163,19 @@ PROFILES = {
             "scenarios",
             "keys, forks, cancels, preemption, conversations: every scenario, all that the engine shows observed",
             solo_positions=128,
-            observe=("attention", "events", "kv"),
+            observe=OBSERVE,
             scenarios=("*",),
+        ),
+        replace(
+            _played(
+                "pairs",
+                "all pairs of factor values",
+                solo_positions=128,
+                scenarios=(),
+                observe=OBSERVE,
+            ),
+            strength=2,
+            dtypes=DTYPES,
         ),
         _played(
             "times",
@@ -175,7 +209,7 @@ def edges(profile: Profile, model: ModelFolder, layout: str, overhead: int, dtyp
     chosen = [EDGES[name] for name in (profile.edges if dtype == "float32" else profile.other_edges)]
     if profile.prompt_tokens and profile.prompt_tokens >= overhead:
         chosen.append(prompt_edge(profile.prompt_tokens, overhead))
-    if model.window and profile.name == "default":
+    if model.window and profile.strength:
         chosen += window_edges(model.window, overhead)
     room = (model.context or 1 << 30) - overhead - profile.max_tokens
     # No word comes twice in the canary's prompts, so they end at about a thousand words.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rapidfuzz.distance import Levenshtein
 
 from kvfence.conformance.evidence import Evidence, Observation
+from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.trial import Judged
 from kvfence.reports.finding import LogLine
@@ -44,6 +45,7 @@ def case_record(settings: Settings, judged: Judged) -> CaseRecord:
         log_left_out=max(0, len(driven.events) - LOG_LINES) if ruling.outcome is Outcome.VIOLATES else 0,
         telltales=judged.telltales,
         asked=judged.asked,
+        factors=case.cell.told if isinstance(case, Scenario) and case.cell else {},
     )
 
 

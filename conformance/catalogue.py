@@ -21,6 +21,7 @@ class Requirement:
     modes: tuple[str, ...]  # in which it is tested
     capabilities: tuple[str, ...]  # of an engine, that every test of it needs
     control: str  # what must have happened for a pass to count
+    tripped_by: str  # a planted fault that it trips over
     since: str
 
 

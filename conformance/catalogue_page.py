@@ -39,6 +39,7 @@ def _section(requirement: Requirement, tests: list[str]) -> str:
         f"- level: {requirement.level}; modes: {', '.join(requirement.modes)}; since {requirement.since}",
         f"- capabilities: {', '.join(requirement.capabilities) or 'none'}",
         f"- control: {requirement.control}",
+        f"- trips over the planted fault `{requirement.tripped_by}`",
     ]
     if tests:
         lines.append(f"- tested by: {', '.join(f'`{test}`' for test in tests)}")

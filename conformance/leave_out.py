@@ -11,7 +11,8 @@ def scenario_without(scenario: Scenario, names: Collection[str]) -> Scenario:
     """A scenario without the requests of these names, their forks, and what was done to them."""
     gone = {f"{scenario.id}/{name}" for name in names}
     hits = tuple(name for name in scenario.hits if name not in names)
-    return replace(scenario, schedule=without(scenario.schedule, gone), hits=hits)
+    refused = tuple(name for name in scenario.refused if name not in names)
+    return replace(scenario, schedule=without(scenario.schedule, gone), hits=hits, refused=refused)
 
 
 def without(schedule: Schedule, gone: Collection[str]) -> Schedule:

@@ -2,9 +2,16 @@
 
 from collections.abc import Sequence
 
+from kvfence.conformance.catalogue import requirements
 from kvfence.conformance.evidence import Observation
 
 SHOWN = {"logprobs": "no logprobs", "blocks": "no log of its cache", "kv": "no K/V", "attention": "no attention"}
+
+
+def demanded(requirement: str, asked: str | None) -> list[str]:
+    """The levels that a case must reach: the one that a user asks for, and what there is no requirement without."""
+    own = requirements()[requirement].level if requirement in requirements() else ""
+    return [*([asked] if asked else []), *([own] if own in ("blocks", "kv", "attention") else [])]
 
 
 def missing(level: str, asked: Sequence[str], observations: Sequence[Observation]) -> str:

@@ -111,10 +111,12 @@ class _Stage:
 
     def _submit(self, request: Request) -> None:
         name = request.id.rpartition("/")[2]
+        if name in self._scenario.refused and request.id in self._played.failed:
+            return  # the engine has taken nothing of it
         written = self._scenario.prompts[name]
         history = self._history(request.conversation) if request.conversation else ()
         prompt = self._prompt(written, name, (*history, *request.prompt))
-        adapter = (request.adapter, self._adapters[request.adapter]) if request.adapter else None
+        adapter = (request.adapter, self._adapters.get(request.adapter, "")) if request.adapter else None
         media = tuple((item.position, item.content) for item in request.media)
         domain = Domain(request.salt, adapter, media, self._weights)
         completion = self._done.get(request.id)

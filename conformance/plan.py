@@ -10,8 +10,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from weakref import finalize
 
-from kvfence.conformance.case import Case, cases, layouts
-from kvfence.conformance.scenarios import REPERTOIRE
+from kvfence.conformance import case as grid
+from kvfence.conformance.case import Case, layouts
+from kvfence.conformance.scenarios import REPERTOIRE, cells, factors
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
@@ -56,7 +57,7 @@ class Plan:
         dtypes = (*profile.dtypes, *(d for d in settings.dtypes if d not in profile.dtypes))
         self._prompts = {
             case: written[case.layout].compose(case.edge, case.company, case.requests)
-            for case in cases(profile, model, overheads, dtypes)
+            for case in grid.cases(profile, model, overheads, dtypes)
         }
         self.scenarios = list(self._write_scenarios(dtypes))
         wanted = settings.dtypes or profile.dtypes
@@ -88,6 +89,12 @@ class Plan:
             return max([self.longest, case.length, *(scenario.length for scenario in self.scenarios)])
         return max(len(prompt.tokens) for prompt in self.prompts(case)) + self._settings.plan.max_tokens
 
+    @property
+    def strength(self) -> int:
+        """How many factor values come together in its cells; 0 if it has none."""
+        celled = any(isinstance(case, Scenario) and case.cell for case in self.cases)
+        return self._settings.plan.strength if celled else 0
+
     @cached_property
     def pool_size(self) -> int:
         """Tokens of KV that the largest case of the profile needs, if nothing is shared and a quarter is cached."""
@@ -114,15 +121,24 @@ class Plan:
 
     def write_scenario(self, name: str, dtype: str) -> Scenario:
         """A scenario for the run's model. Raises UsageError for a model of other words than the canary's."""
+        return REPERTOIRE.make(name, dtype, self._words, self.model.path.resolve(), self.mirror)
+
+    @property
+    def _words(self) -> Layout:
         layout = self._layouts.get("canary")
         if layout is None:
             raise UsageError(f"scenarios are written in the canary's words, and {self.model.path} has others")
-        return REPERTOIRE.make(name, dtype, layout, self.model.path.resolve(), self.mirror)
+        return layout
 
     def _write_scenarios(self, dtypes: tuple[str, ...]) -> Iterator[Scenario]:
-        for dtype in dtypes:
-            for name in REPERTOIRE.matching(self._settings.plan.scenarios):
+        profile = self._settings.plan
+        if self.model.has_text and profile.edges:
+            return  # what there is for such a model are the modes
+        for dtype in ("float32",) if profile.edges else dtypes:
+            for name in REPERTOIRE.matching(profile.scenarios):
                 yield self.write_scenario(name, dtype)
+        for cell in factors.cells(profile.strength) if profile.strength else ():
+            yield cells.write(cell, self._words, self.model.path.resolve(), self.mirror)
 
     def write_layouts(self, seed: int) -> dict[str, Layout]:
         """Fresh layouts, by name, that draw from `seed`."""

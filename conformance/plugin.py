@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--kvfence-engine", metavar="NAME", help="installed adapter, or module:factory")
     add("--kvfence-model", default="canary", metavar="MODEL", help="model folder, or canary, random, smollm2")
-    add("--kvfence-profile", default="quick", metavar="NAME", help="quick or default")
+    add("--kvfence-profile", default="quick", metavar="NAME", help="how much to cover, such as quick, default or full")
     add("--kvfence-report", default="kvfence-report", metavar="DIR", help="folder for records and report")
     add("--kvfence-seed", default=0, type=int, help="seed of all passphrases")
     add("--kvfence-dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(id): the requirement of the kvfence catalogue that a test asserts")
     config.stash[_SESSION] = Session(config)
     config.addinivalue_line("markers", "mode(name): serial, independent, shared or scenario")
+    config.addinivalue_line("markers", "requires(*capabilities): what an engine must be able to do for a test")
 
 
 def settings_of(config: pytest.Config) -> Settings:
@@ -195,7 +196,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     cases = config.stash[_SESSION].plan.cases if config.getoption("--kvfence-engine") else []
     cases = [case for case in cases if case.topic == mode.args[0]]
-    metafunc.parametrize("case", cases, ids=[case.id for case in cases])
+    metafunc.parametrize("case", [pytest.param(case, id=case.id, marks=_marks(case)) for case in cases])
+
+
+def _marks(case: "Case") -> list[pytest.MarkDecorator]:
+    from kvfence.conformance.stage import wanted
+
+    # Tests of the modes say themselves what they are about.
+    about = [pytest.mark.requirement(case.requirement)] if case.topic == "scenario" else []
+    return [*about, pytest.mark.requires(*sorted(wanted(case)))]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let `-k` choose by the id of a requirement and the names of capabilities, too."""
+    for name in ("requirement", "requires"):
+        item.extra_keyword_matches.update(str(arg) for mark in item.iter_markers(name) for arg in mark.args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -30,6 +30,7 @@ def dumps(scenario: Scenario) -> str:
         "layout": scenario.layout,
         "setup": asdict(scenario.setup),
         "hits": list(scenario.hits),
+        **({"refused": list(scenario.refused)} if scenario.refused else {}),
     }
     told = [json.dumps(_told(scenario, operation), ensure_ascii=False) for operation in scenario.schedule]
     body = ",\n".join(f"    {line}" for line in told)
@@ -108,6 +109,7 @@ class _Reader:
             prompts=self._prompts,
             hits=tuple(name for name in data["hits"] if self._known(name)),
             model=self._model,
+            refused=tuple(name for name in data.get("refused", ()) if self._known(name)),
         )
 
     def _operation(self, place: int, told: Mapping[str, Any]) -> Operation:

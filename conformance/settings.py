@@ -9,7 +9,6 @@ from pathlib import Path
 from kvfence.adapters import registry
 from kvfence.adapters.api import EngineConfig, EngineStartError
 from kvfence.conformance.case import PROFILES, Profile
-from kvfence.conformance.scenarios.cast import BLOCK
 from kvfence.conformance.scenarios.scenario import Scenario, Setup
 from kvfence.conformance.subject import Subject
 
@@ -78,7 +77,7 @@ class Settings:
             max_concurrency=setup.concurrency,
             dtype=case.dtype,
             device=self.device,
-            block_size=BLOCK if asked else None,
+            block_size=setup.block if asked else None,
             pool_size=setup.pool or pool_size,
             chunk_size=setup.chunk,
             observe=self.observe,

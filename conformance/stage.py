@@ -18,14 +18,23 @@ from kvfence.conformance.oracles.slots import Breach
 from kvfence.conformance.oracles.twin import TwinEvidence
 from kvfence.conformance.performance import Part, marked, parts
 from kvfence.conformance.scenarios.scenario import Scenario
+from kvfence.conformance.subject import Subject
 from kvfence.prompts.groups import Layout
 from kvfence.reports.outcome import Outcome
 
 
+def wanted(case: Subject) -> set[str]:
+    """Names of the capabilities that an engine must have for a case."""
+    needed = {"sharing"} if case.mode == "shared" else set()
+    if isinstance(case, Scenario):
+        needed |= capabilities(case.schedule)
+        needed |= {"session"} if case.refused else set()  # a call is refused as a whole
+    return needed
+
+
 def unplayable(scenario: Scenario, info: EngineInfo) -> tuple[Outcome, str] | None:
     """Why a scenario cannot be played on an engine, if it cannot."""
-    wanted = capabilities(scenario.schedule) | ({"sharing"} if scenario.setup.sharing else set())
-    for name in sorted(wanted):
+    for name in sorted(wanted(scenario)):
         known = info.capabilities.get(name)
         if known is None or known.state is Support.UNKNOWN:
             return Outcome.NOT_OBSERVABLE, f"whether the engine has {name} is not known"
@@ -85,8 +94,12 @@ class Stage:
         played, scenario = self._played, self._scenario
         if played.missed:
             return played.missed.replace(f"{scenario.id}/", "")
-        for id, reason in played.failed.items():
-            return f"request {id.rpartition('/')[2]} failed: {reason}"
+        failed = {scenario.short(id): reason for id, reason in played.failed.items()}
+        for name, reason in failed.items():
+            if name not in scenario.refused:
+                return f"request {name} failed: {reason}"
+        if taken := [name for name in scenario.refused if name not in failed]:
+            return f"the engine was to refuse {', '.join(taken)}, and did not"
         if scenario.arms and (unknown := self._untimed):
             return unknown
         cached = {p.prompt.name: p.completion.cached_tokens for p in self.parts if p.completion}

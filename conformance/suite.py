@@ -17,6 +17,7 @@ from kvfence.conformance.driver import Driver
 from kvfence.conformance.ladder import climb
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.probes import probe
+from kvfence.conformance.scenarios.factors import combinable
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.conformance.schedule_file import dumps, lines
 from kvfence.conformance.settings import Settings, UsageError
@@ -163,6 +164,8 @@ class Suite:
             seed=self.settings.seed,
             cases=len(self.plan.cases),
             versions=package_versions(),
+            strength=self.plan.strength,
+            combinations=len(combinable(self.plan.strength)) if self.plan.strength else 0,
         )
 
 

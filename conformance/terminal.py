@@ -15,6 +15,7 @@ from kvfence.conformance.replay import replayed
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite, new_run
 from kvfence.reports import groups, html, junit
+from kvfence.reports.coverage import coverage
 from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import CaseRecord, read
@@ -46,6 +47,8 @@ def follow(settings: Settings, plan: Plan | None = None) -> int:
     for line in outdated:
         click.echo(f"baseline: {line}")
     _summarise(records, settings, code)
+    if covered := coverage(read(settings.report, suite.run)):
+        click.echo(covered.told)
     return code
 
 

@@ -11,7 +11,7 @@ from kvfence.conformance.evidence import Evidence, Observation, ask
 from kvfence.conformance.facts import block_of, facts
 from kvfence.conformance.golden_kv import GoldenKV
 from kvfence.conformance.judge import Ruling, foremost, rule
-from kvfence.conformance.level import missing
+from kvfence.conformance.level import demanded, missing
 from kvfence.conformance.naming import explanation, suggest
 from kvfence.conformance.oracles.attention import Comparison
 from kvfence.conformance.oracles.canary import Owner, Owners
@@ -87,8 +87,9 @@ class Trial:
             for a in driven.answers
         ]
         seconds, asked = time.monotonic() - begun, _asked(driven, observations, scale)
-        required = self.settings.require_level
-        if required and ruling.outcome is Outcome.CONFORMS and (why := missing(required, asked, observations)):
+        levels = demanded(case.requirement, self.settings.require_level)
+        why = next(filter(None, (missing(level, asked, observations) for level in levels)), "")
+        if ruling.outcome is Outcome.CONFORMS and why:
             ruling = replace(ruling, outcome=Outcome.NOT_OBSERVABLE, reason=why)
         return Judged(driven, ruling, observations, evidence, baselines, telltales, seconds, asked)
 

@@ -14,7 +14,7 @@ SYSTEM_WORDS = 12
 LIMIT = 1_000  # words of a prefix without repetition; longer ones are for models that need not tell words apart
 _WORDS = range(alphabet.FIRST_WORD, alphabet.WORDS)
 _QUESTIONS = (tuple(_WORDS[:QUESTION_WORDS]), tuple(_WORDS[QUESTION_WORDS : 2 * QUESTION_WORDS]))
-_DECK = _WORDS[2 * QUESTION_WORDS :]
+DECK = _WORDS[2 * QUESTION_WORDS :]  # all others, of which prefixes and passphrases are dealt
 
 
 class WordLayout(Layout):
@@ -29,7 +29,7 @@ class WordLayout(Layout):
 
     def __init__(self, seed: int, reach: int) -> None:
         self._rng = random.Random(seed)
-        self._deck = Deck(_DECK, self._rng)
+        self._deck = Deck(DECK, self._rng)
         self._reach = reach
 
     def prefix(self, role: str, n: int | None, beside: Tokens) -> Tokens:
@@ -37,15 +37,15 @@ class WordLayout(Layout):
         if n > LIMIT:
             return tuple(word for _ in range(0, n, LIMIT) for word in self._deck.deal(LIMIT))[:n]
         # Two long prefixes need more words than there are: then they share their words but no two neighbours.
-        scarce = n + len(beside) > len(_DECK) // 2
-        return self._deck.deal(n, avoid=set(_DECK).difference(beside) if scarce and beside else beside)
+        scarce = n + len(beside) > len(DECK) // 2
+        return self._deck.deal(n, avoid=set(DECK).difference(beside) if scarce and beside else beside)
 
     def another(self, prefix: Tokens) -> int:
         return self._deck.deal(1, avoid=prefix)[0]
 
     def secret(self, avoid: Sequence[int]) -> tuple[str, ...]:
         # Where the prefixes have almost every word, so have the passphrases.
-        scarce = len(_DECK) - len(set(avoid)) < LIMIT // 4
+        scarce = len(DECK) - len(set(avoid)) < LIMIT // 4
         return tuple(map(alphabet.spell, self._deck.deal(SECRET_WORDS, avoid=() if scarce else avoid)))
 
     def write(self, name: str, prefix: Tokens, secret: tuple[str, ...], question: int, share: float) -> Prompt:
@@ -66,7 +66,7 @@ class WordLayout(Layout):
         )
 
     def sample(self, length: int) -> Tokens:
-        prompt = alphabet.prompt_tokens(self._rng.sample(_DECK, min(length // 2, len(_DECK))))
+        prompt = alphabet.prompt_tokens(self._rng.sample(DECK, min(length // 2, len(DECK))))
         return (*prompt, *alphabet.answer(prompt, length))[:length]
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:

@@ -34,6 +34,8 @@ class RunRecord:
     seed: int
     cases: int  # planned
     versions: dict[str, str]  # package -> version, of the controlling process
+    strength: int = 0  # how many factor values are to come together in all combinations; 0 = none are
+    combinations: int = 0  # of so many values, that are possible
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class CaseRecord:
     replay: str = ""  # the shell command that runs that schedule again
     known: str = ""  # why the baseline expects the violation
     ladder: tuple[Rung, ...] = ()  # of a diagnosis, lowest first
+    factors: dict[str, str] = field(default_factory=dict)  # the value of each, of a case that was made of them
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvfence.reports import svg
 from kvfence.reports.card import Brief, Card, cards
+from kvfence.reports.coverage import Coverage, coverage
 from kvfence.reports.groups import Row, engine_name, rows
 from kvfence.reports.matrix import Matrix, badness, dtype_order, matrix, mode_order
 from kvfence.reports.outcome import UNDECIDED, exit_code
@@ -82,6 +83,7 @@ class View:
     counts: tuple[tuple[str, int], ...]
     shares: str
     proof: tuple[str, ...]
+    coverage: Coverage | None
     silence: tuple[tuple[str, str, str], ...]  # of each oracle: name, how often it was asked, what it does not show
     matrix: Matrix
     modes: tuple[tuple[str, tuple[Row, ...]], ...]
@@ -109,6 +111,7 @@ def view(run: Run) -> View:
         counts=counts,
         shares=svg.shares(counts),
         proof=tuple(_proof(run)),
+        coverage=coverage(run),
         silence=tuple(silence(run)),
         matrix=matrix(run.cases),
         modes=tuple(_modes(run)),

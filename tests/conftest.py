@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TESTS = Path(__file__).parent
 EXAMPLES = TESTS.parent / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
+collect_ignore = ["inhouse"]  # a repository of its own, which test_inhouse.py is about
 # How long an example takes says nothing on a machine that is busy.
 settings.register_profile("kvfence", deadline=None)
 settings.load_profile("kvfence")

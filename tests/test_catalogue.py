@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "requirements.md"
 
 @pytest.fixture(scope="module")
 def scenarios():
-    plans = [Plan(Settings("reference", "canary", profile)) for profile in ("scenarios", "times")]
+    plans = [Plan(Settings("reference", "canary", profile)) for profile in ("scenarios", "times", "pairs")]
     return [case for plan in plans for case in plan.cases]
 
 
@@ -42,6 +42,7 @@ def test_a_requirement_needs_what_all_its_scenarios_need(scenarios):
     needed, modes = {}, {}
     for case in scenarios:
         wanted = capabilities(case.schedule) | ({"sharing"} if case.setup.sharing else set())
+        wanted |= ({"session"} if case.refused else set()) | ({requirements()[case.requirement].level} & {"attention"})
         needed[case.requirement] = needed.get(case.requirement, wanted) & wanted
         modes.setdefault(case.requirement, set()).add(case.mode)
     told = {id: set(requirement.capabilities) for id, requirement in requirements().items() if id in needed}
@@ -50,5 +51,5 @@ def test_a_requirement_needs_what_all_its_scenarios_need(scenarios):
 
 
 def test_what_has_no_scenario_is_a_mode_by_itself_or_drawn():
-    others = {"modes.serial", "modes.independent", "modes.shared", "search.any-schedule"}
+    others = {"modes.serial", "modes.independent", "modes.shared", "search.any-schedule", "cover.combinations"}
     assert set(requirements()) - set(catalogue_page.tested_by()) == others

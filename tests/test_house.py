@@ -8,7 +8,7 @@ import pytest
 
 from kvfence.conformance import search
 from kvfence.conformance.catalogue import requirements
-from kvfence.conformance.scenarios import REPERTOIRE
+from kvfence.conformance.scenarios import REPERTOIRE, cells
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("prompts", "reference_impl", "adapters", "reports", "conformance")
@@ -78,7 +78,7 @@ def test_every_test_of_the_suite_has_a_requirement_of_the_catalogue():
                 marked.append(marks[0].split("'")[1])
     assert len(marked) == len(set(marked))
     scenarios = set(map(REPERTOIRE.requirement, REPERTOIRE.names()))
-    assert {*marked, *scenarios, search.REQUIREMENT} == set(requirements())
+    assert {*marked, *scenarios, search.REQUIREMENT, cells.REQUIREMENT} == set(requirements())
 
 
 def test_nothing_of_a_workplace_is_tracked():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfence.prompts.passphrases import TEXT_WORDS, Deck, proquint, proquints
-from kvfence.prompts.word_layout import _DECK, SECRET_WORDS
+from kvfence.prompts.word_layout import DECK, SECRET_WORDS
 
 
 def test_proquints_are_those_of_the_paper():
@@ -27,7 +27,7 @@ def test_proquint_holds_16_bits(value):
 
 def test_passphrases_have_at_least_48_bits():
     assert TEXT_WORDS * 16 >= 48
-    assert math.log2(math.perm(len(_DECK), SECRET_WORDS)) >= 48
+    assert math.log2(math.perm(len(DECK), SECRET_WORDS)) >= 48
 
 
 def test_passphrases_come_from_the_seed():

@@ -50,7 +50,7 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig():
-    rig = Rig(watch=("events", "kv"))
+    rig = Rig()
     yield rig
     rig.close()
 
@@ -94,6 +94,12 @@ def test_a_scenario_is_the_same_in_every_run():
         assert [op.request for op in a.schedule] == [op.request for op in b.schedule]
     third = Plan(Settings("reference", "canary", "scenarios", seed=1)).cases
     assert all(a.schedule != c.schedule for a, c in zip(one, third, strict=True))
+
+
+@pytest.mark.parametrize("seed", [110, 125])
+def test_no_seed_writes_a_word_twice(seed):
+    """Each once gave two neighbours of a prefix one word as their twin."""
+    assert len(Plan(Settings("reference", "canary", "scenarios", seed=seed)).cases) == len(NAMES)
 
 
 def test_every_operation_and_capability_is_played():

@@ -1,7 +1,7 @@
 """Requests side by side, and one after another on the same blocks."""
 
 from kvfence.conformance.scenarios.cast import Cast, scenario
-from kvfence.conformance.scenarios.scenario import PRIVATE, ROOMY, TIGHT_PRIVATE
+from kvfence.conformance.scenarios.scenario import PRIVATE, ROOMY, TIGHT, TIGHT_PRIVATE
 
 
 @scenario("batch.independent", PRIVATE)
@@ -68,3 +68,23 @@ def eight_on_a_prefix(cast: Cast) -> None:
     cast.ask("B0", cast.prefix(3), after="A7", n=16)
     for i in range(1, 8):
         cast.ask(f"B{i}", cast.prefix(3), n=16)
+
+
+@scenario("attention.own-only", PRIVATE)
+def long_beside_short(cast: Cast) -> None:
+    """A row that is short among long ones, so that most of what it is computed beside is not its own."""
+    for i, blocks in enumerate((0, 5, 1, 4)):
+        cast.ask(f"A{i}", cast.prefix(blocks, i) if blocks else cast.write(f"A{i}"), n=20)
+
+
+@scenario("capacity.waits", TIGHT)
+def beyond_all_room(cast: Cast) -> None:
+    """More than there are places, on one prefix and beside it, and one that no pool would hold."""
+    prefix = cast.prefix(2)
+    cast.ask("first", prefix, n=4)
+    for i in range(4):
+        cast.ask(f"A{i}", cast.write(f"A{i}", prefix, share=0.9), after="first" if i == 0 else None, n=24)
+    cast.ask("large", (*prefix, *cast.prefix(20, beside=prefix)), refused=True)
+    for i in range(4):
+        cast.ask(f"B{i}", cast.prefix(2, i), n=16)
+    cast.ask("later", cast.write("later", prefix, share=0.9), after="B3")

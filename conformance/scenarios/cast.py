@@ -6,14 +6,14 @@ from pathlib import Path
 
 from kvfence.adapters.api import Media, Request
 from kvfence.adapters.schedule import Moment, Operation, Verb
+from kvfence.conformance.scenarios.factors import Cell
 from kvfence.conformance.scenarios.order import ORDER
-from kvfence.conformance.scenarios.scenario import ROOMY, Scenario, Setup
+from kvfence.conformance.scenarios.scenario import BLOCK, ROOMY, Scenario, Setup
 from kvfence.prompts import alphabet
 from kvfence.prompts.groups import Layout, Tokens
 from kvfence.prompts.mirror import Part
 from kvfence.prompts.prompt import Prompt
 
-BLOCK = 16  # tokens; what engines are asked for
 WORDS = 8  # of a prompt beside its prefix that are private or asked for
 OUTPUT = 28  # tokens
 
@@ -23,18 +23,36 @@ Mirror = Callable[[Part, str], Path]  # the folder of a mirror of the run's mode
 class Cast:
     """Prompts and operations of one scenario. Requests are called by short names, such as "A"."""
 
-    def __init__(self, id: str, layout: Layout, model: Path, mirror: Mirror) -> None:
-        self._id, self._layout, self._model, self._mirror = id, layout, model, mirror
+    def __init__(self, id: str, layout: Layout, model: Path, mirror: Mirror, block: int = BLOCK) -> None:
+        self._id, self._layout, self._model, self._mirror, self._block = id, layout, model, mirror, block
         self.operations: list[Operation] = []
         self.prompts: dict[str, Prompt] = {}
         self.hits: list[str] = []
+        self.refused: list[str] = []
         self.arms: dict[str, tuple[str, ...]] = {}
+
+    def scenario(self, name: str, requirement: str, setup: Setup, dtype: str, cell: Cell | None = None) -> Scenario:
+        """All that was noted, as a scenario."""
+        return Scenario(
+            name,
+            requirement,
+            setup,
+            dtype,
+            self._layout.name,
+            tuple(self.operations),
+            self.prompts,
+            tuple(self.hits),
+            self._model,
+            self.arms,
+            tuple(self.refused),
+            cell,
+        )
 
     # Prompts.
 
     def prefix(self, blocks: int, more: int = 0, beside: Tokens = ()) -> Tokens:
         """A fresh prefix that fills so many blocks, BOS included, and `more` tokens (or fewer); none is in `beside`."""
-        return self._layout.prefix("assistant", max(0, blocks * BLOCK - self._before + more), beside)
+        return self._layout.prefix("assistant", max(0, blocks * self._block - self._before + more), beside)
 
     def changed(self, prefix: Tokens, at: int) -> Tokens:
         """A prefix with another token at one place."""
@@ -61,6 +79,7 @@ class Cast:
         at: tuple[str, int] | None = None,
         n: int = OUTPUT,
         hit: bool = False,
+        refused: bool = False,
         salt: str | None = None,
         adapter: str | None = None,
         media: tuple[Media, ...] = (),
@@ -68,7 +87,8 @@ class Cast:
     ) -> str:
         """Submit a request, once another has ended (`after`) or has emitted so many tokens (`at`); its name.
 
-        Without a prompt of its own it gets one on the prefix given. `hit` says that it must be served from the cache.
+        Without a prompt of its own it gets one on the prefix given. `hit` says that it must be served from the cache,
+        `refused` that the engine must not take it.
         """
         if not isinstance(prompt, Prompt):
             prompt = self.write(name, prompt)
@@ -77,6 +97,8 @@ class Cast:
         self._note(Operation(Verb.SUBMIT, request.id, None, request), after, at)
         if hit:
             self.hits.append(name)
+        if refused:
+            self.refused.append(name)
         return name
 
     def cancel(self, name: str, at: tuple[str, int] | None = None) -> None:
@@ -182,9 +204,7 @@ class Repertoire:
         requirement, setup, direct = self._known[name]
         cast = Cast(f"{name}-{dtype}", layout, model, mirror)
         direct(cast)
-        operations = tuple(cast.operations)
-        hits = tuple(cast.hits)
-        return Scenario(name, requirement, setup, dtype, layout.name, operations, cast.prompts, hits, model, cast.arms)
+        return cast.scenario(name, requirement, setup, dtype)
 
 
 REPERTOIRE = Repertoire()

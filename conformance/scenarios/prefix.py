@@ -2,8 +2,8 @@
 
 from kvfence.conformance.scenarios.cast import BLOCK, Cast, scenario
 from kvfence.conformance.scenarios.scenario import CHUNKED, ROOMY, TIGHT
-from kvfence.prompts import alphabet
 from kvfence.prompts.groups import Tokens
+from kvfence.prompts.word_layout import DECK
 
 
 @scenario("prefix.same-tokens", ROOMY)
@@ -133,7 +133,7 @@ def _twin(words: Tokens) -> Tokens:
     for i in pairs:
         for up in (1, -1):
             new = (twin[i] + up, twin[i + 1] - 31 * up)
-            if all(alphabet.FIRST_WORD <= word < alphabet.WORDS for word in new) and not {*new} & {*words, *twin}:
+            if all(word in DECK for word in new) and new[0] != new[1] and not {*new} & {*words, *twin}:
                 twin[i : i + 2] = new
                 break
     return tuple(twin)

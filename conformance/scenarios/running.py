@@ -84,6 +84,19 @@ def retried(cast: Cast) -> None:
     cast.ask("next", cast.prefix(4), after="retry", n=40)
 
 
+@scenario("cancel.keeps-shared", ROOMY)
+def refused(cast: Cast) -> None:
+    """One that the engine cannot take, for an adapter that nobody has loaded, on a prefix that others use."""
+    prefix = cast.prefix(3)
+    cast.ask("A", prefix, n=6)
+    cast.ask("keeps", cast.write("keeps", prefix, share=0.9), after="A", n=40, hit=True)
+    cast.step(2)
+    cast.ask("goes", prefix, adapter="nobody's", refused=True)
+    for i in range(3):
+        cast.ask(f"B{i}", cast.prefix(2, i), n=14)
+    cast.ask("later", cast.write("later", prefix, share=0.9), after="keeps", hit=True)
+
+
 @scenario("preempt.resumes", ROOMY)
 def parked(cast: Cast) -> None:
     """Requests taken out of the batch, in its beginning and later; others use the room."""

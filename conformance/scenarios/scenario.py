@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfence.adapters.schedule import Schedule
+from kvfence.conformance.scenarios.factors import Cell
 from kvfence.prompts.edges import Edge
 from kvfence.prompts.prompt import Prompt
+
+BLOCK = 16  # tokens; what engines are asked for
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,7 @@ class Setup:
     concurrency: int = 8
     pool: int | None = None
     chunk: int | None = None
+    block: int = BLOCK
 
 
 ROOMY = Setup()
@@ -41,6 +45,8 @@ class Scenario:
     hits: tuple[str, ...]  # names of requests that must have been served from the cache
     model: Path  # the folder of the model that it is for
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of requests whose times are compared
+    refused: tuple[str, ...] = ()  # names of requests that the engine must not take
+    cell: Cell | None = None  # the values of factors that it was made of, if it was
     edge: Edge = Edge("-", None)  # noqa: RUF009 - frozen
     company: str = "-"
 
@@ -59,11 +65,12 @@ class Scenario:
 
     @property
     def mode(self) -> str:
-        return "shared" if self.setup.sharing else "independent"
+        apart = self.cell is not None and self.cell.arrival == "serial"
+        return "shared" if self.setup.sharing else "serial" if apart else "independent"
 
     @property
     def concurrency(self) -> int:
-        return self.setup.concurrency
+        return self.cell.requests if self.cell else self.setup.concurrency
 
     @property
     def length(self) -> int:

@@ -1,0 +1,1 @@
+from kvfence.conformance.topics import *  # noqa: F403
