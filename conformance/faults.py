@@ -103,7 +103,7 @@ class Bench:
     """
 
     def __init__(self, settings: Settings, plan: Plan, tokens_only: bool = False) -> None:
-        self._settings, self._plan, self._tokens_only = settings, plan, tokens_only
+        self._settings, self.plan, self._tokens_only = settings, plan, tokens_only
         self._host: Host = make_host(SPEC, str(plan.model.path.resolve()), settings.deadline, settings.in_process)
         self._yardstick = Yardstick(settings, plan, lambda record: None)
 
@@ -112,19 +112,22 @@ class Bench:
         self._host.close()
         self._yardstick.close()
 
-    def score(self, defect: Defect | None, needed: Defect | None = None) -> FaultRecord:
-        """Run the cases of the plan against one fault until one of them sees it.
+    def score(
+        self, defect: Defect | None, needed: Defect | None = None, cases: Several[Subject] | None = None
+    ) -> FaultRecord:
+        """Run the cases of the plan, or some, against one fault until one of them sees it.
 
         Without one, against an engine that is right, set up as the fault `needed` needs it.
         """
         arguments = {ARGUMENT: defect.name} if defect else {WITHOUT: needed.name} if needed else {}
         settings = replace(self._settings, engine=SPEC, engine_args=arguments)
-        driver = Driver(settings, self._plan, lambda record: None, self._host)
+        driver = Driver(settings, self.plan, lambda record: None, self._host)
         self._yardstick.forget()
-        trial = Trial(settings, self._plan, self._yardstick)
-        begun, cases, tokens, exercised, failed = time.monotonic(), 0, 0, False, ""
-        for case in self._plan.cases:
-            cases += 1
+        trial = Trial(settings, self.plan, self._yardstick)
+        begun, ran, tokens, exercised, failed = time.monotonic(), 0, 0, False, ""
+        among = self.plan.cases if cases is None else cases
+        for case in among:
+            ran += 1
             judged = self._judged(driver, trial, case)
             tokens += sum(len(answer.completion.tokens) for answer in judged.driven.answers)
             truth = self._truth()
@@ -136,11 +139,11 @@ class Bench:
         seconds = time.monotonic() - begun
         twin = None
         if judged.ruling.outcome is Outcome.VIOLATES and not self._tokens_only:
-            beside = probe(self._plan.cases, judged, lambda other: self._judged(driver, trial, other))
+            beside = probe(among, judged, lambda other: self._judged(driver, trial, other))
             judged = trial.explain(judged, None, beside)
             found = driver.twin(case, foremost(judged.ruling.findings).victim) if isinstance(case, Scenario) else None
             twin = None if found is None else found.verdict is Verdict.DEPENDS
-        return _record(defect, needed, exercised, judged, truth, twin, cases, tokens, seconds, failed)
+        return _record(defect, needed, exercised, judged, truth, twin, ran, tokens, seconds, failed)
 
     def _judged(self, driver: Driver, trial: Trial, case: Subject) -> Judged:
         driven = driver.drive(case, self._preparing(driver, case))

@@ -109,6 +109,15 @@ def parked(cast: Cast) -> None:
     cast.ask("D", cast.prefix(2))
 
 
+@scenario("preempt.resumes", PRIVATE)
+def in_its_answer(cast: Cast) -> None:
+    """Taken out of the batch when they read what they have answered themselves: short prompts, long answers."""
+    for i in range(3):
+        cast.ask(f"A{i}", cast.write(f"A{i}"), n=24 + i)
+    for i in range(3):
+        cast.preempt(f"A{i}", at=(f"A{i}", 10 + 3 * i))
+
+
 @scenario("preempt.resumes", CHUNKED)
 def in_its_prompt(cast: Cast) -> None:
     """Taken out of the batch in the middle of a prompt, within a block and at its edge, beside one that goes on."""
@@ -263,7 +272,7 @@ def just_pushed_out(cast: Cast) -> None:
         before = cast.ask(f"A{i}", prefix, after=before, n=4)
         before = cast.ask(f"filler{i}", cast.prefix(5), after=before, n=4)
         again = cast.write(f"A{i}-later", prefix, share=0.9)
-        before = cast.ask(f"A{i}-later", again, after=before, n=4)
+        before = cast.ask(f"A{i}-later", again, after=before, n=36)
 
 
 @scenario("accounting.returns-all", TIGHT)
