@@ -109,13 +109,11 @@ def parked(cast: Cast) -> None:
     cast.ask("D", cast.prefix(2))
 
 
-@scenario("preempt.resumes", PRIVATE)
-def in_its_answer(cast: Cast) -> None:
-    """Taken out of the batch when they read what they have answered themselves: short prompts, long answers."""
-    for i in range(3):
-        cast.ask(f"A{i}", cast.write(f"A{i}"), n=24 + i)
-    for i in range(3):
-        cast.preempt(f"A{i}", at=(f"A{i}", 10 + 3 * i))
+@scenario("preempt.resumes", TIGHT_PRIVATE)
+def for_room_in_answers(cast: Cast) -> None:
+    """Four that the pool cannot hold when they have answered so much that they go on to read it."""
+    for i in range(4):
+        cast.ask(f"A{i}", cast.write(f"A{i}", cast.prefix(1, i - 2), share=1.0), n=44)
 
 
 @scenario("preempt.resumes", CHUNKED)
