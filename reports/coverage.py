@@ -36,8 +36,8 @@ class Coverage:
     @property
     def told(self) -> str:
         """In one sentence."""
-        name = f"{NAMES.get(self.strength, f'{self.strength}-tuple')} of factor values"
-        return f"{self.covered:,} of {count(self.possible, name)} came together in cases that reached a verdict"
+        these = count(self.possible, NAMES.get(self.strength, f"{self.strength}-tuple"))
+        return f"{self.covered:,} of {these} of factor values came together in cases that reached a verdict"
 
 
 def coverage(run: Run) -> Coverage | None:

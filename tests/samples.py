@@ -172,7 +172,7 @@ def finding(
         trace=evidence,
         block=7,
         explanation=Explanation(
-            ("B",), "it does not happen without B", "KEY-HASH", "key", 0.9, "K/V of other tokens were found by a key"
+            ("B",), "it does not happen without B", "KEY-HASH", "key", 0.9, "K/V of other tokens were found", "rules"
         ),
     )
 

@@ -16,3 +16,13 @@ ORDER = (
     "chunk.long-prompts", "publish.withdrawn-in-prefill", "cancel.retried", "slot.recycled-in-batch",
     "preempt.for-room", "slot.recycled", "batch.strangers", "batch.ragged", "padding.uneven-rows", "fork.in-a-block",
 )  # fmt: skip
+
+# The first scenario that each of the planted faults shows in, with all that can be observed: `make faults`.
+QUICK = (
+    "batch.eight-on-a-prefix", "batch.hits-and-misses", "cancel.at-any-point", "cancel.decoding",
+    "conversation.edited", "fork.more-than-fit", "key.adapters", "key.adapters-by-turns", "key.adapters-evicted",
+    "key.media", "key.media-evicted", "key.salts-evicted", "key.salts-on-every-path", "key.weights",
+    "key.weights-evicted", "preempt.for-room", "preempt.for-room-with-a-prefix", "preempt.in-its-prompt",
+    "prefix.many", "prefix.polynomial-twins", "speculative.misled", "transfer.fetched", "transfer.just-pushed-out",
+    "transfer.pushed-out-meanwhile", "transfer.same-block-elsewhere", "transfer.withdrawn-on-return",
+)  # fmt: skip
