@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, precondition, rule
 
 from kvfence.adapters.wire import EngineInfo
-from kvfence.conformance.scenarios.cast import BLOCK
+from kvfence.conformance.scenarios.scenario import BLOCK
 from kvfence.conformance.shrink import ROUNDS
 
 if TYPE_CHECKING:

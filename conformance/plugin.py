@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     # Torch comes with these; a pytest that only has kvfence installed must not pay for it.
     from kvfence.conformance.case import Case
     from kvfence.conformance.plan import Plan
+    from kvfence.conformance.subject import Subject
     from kvfence.conformance.suite import Suite
 
 T = TypeVar("T")
@@ -199,7 +200,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("case", [pytest.param(case, id=case.id, marks=_marks(case)) for case in cases])
 
 
-def _marks(case: "Case") -> list[pytest.MarkDecorator]:
+def _marks(case: "Subject") -> list[pytest.MarkDecorator]:
     from kvfence.conformance.stage import wanted
 
     # Tests of the modes say themselves what they are about.

@@ -7,7 +7,7 @@ that the engine can follow. What is found is made smaller, and kept in a corpus 
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class Search:
 
     def scenario(self, cast: Cast, setup: Setup) -> Scenario:
         """The schedule that a cast was told."""
-        return _scenario(self._plan, cast, setup, NAME)
+        return _scenario(cast, setup, NAME)
 
     def cast(self) -> Cast:
         """An empty stage. Prompts are drawn anew, and are the same each time."""
@@ -131,7 +131,7 @@ def _seeds(plan: Plan) -> Iterator[Scenario]:
     for name, (setup, direct) in SEEDS.items():
         cast = _cast(plan, name, 0)
         direct(cast)
-        yield _scenario(plan, cast, setup, name)
+        yield _scenario(cast, setup, name)
 
 
 def _cast(plan: Plan, name: str, seed: int) -> Cast:
@@ -141,9 +141,8 @@ def _cast(plan: Plan, name: str, seed: int) -> Cast:
     return Cast(f"{name}-{DTYPE}", layouts["canary"], plan.model.path.resolve(), plan.mirror)
 
 
-def _scenario(plan: Plan, cast: Cast, setup: Setup, name: str) -> Scenario:
-    path, operations = plan.model.path.resolve(), tuple(cast.operations)
-    return Scenario(name, REQUIREMENT, setup, DTYPE, "canary", operations, cast.prompts, (), path)
+def _scenario(cast: Cast, setup: Setup, name: str) -> Scenario:
+    return replace(cast.scenario(name, REQUIREMENT, setup, DTYPE), hits=())
 
 
 def _run(make: Callable[[], Machine], corpus: Path, number: int) -> None:

@@ -13,7 +13,7 @@ from kvfence.conformance.oracles.side import SAMPLES
 from kvfence.conformance.performance import check_played
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.scenarios import REPERTOIRE
-from kvfence.conformance.scenarios.cast import BLOCK
+from kvfence.conformance.scenarios.scenario import BLOCK
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.trial import Trial
 from kvfence.conformance.yardstick import Yardstick

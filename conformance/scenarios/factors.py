@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import combinations, product
+from typing import Any
 
 MAXIMUM = 32  # requests at once
 
@@ -62,7 +63,8 @@ class Cell:
         return said | {"configuration": f"{self.configuration.dtype} {self.configuration.name}"}
 
 
-FACTORS: dict[str, tuple[object, ...]] = {
+# In the order of the fields.
+FACTORS: dict[str, tuple[Any, ...]] = {
     "arrival": ("serial", "at-once", "staggered"),
     "requests": (1, 2, 3, 8, 16, MAXIMUM),
     "edge": (-1, 0, 1),
@@ -105,8 +107,8 @@ def values(cell: Cell, strength: int) -> Iterator[Values]:
 @cache
 def combinable(strength: int) -> frozenset[Values]:
     """All combinations of so many values that some possible cell has."""
-    cells = (Cell(**dict(zip(FACTORS, chosen, strict=True))) for chosen in product(*FACTORS.values()))
-    return frozenset(found for cell in cells if possible(cell) for found in values(cell, strength))
+    every = (Cell(*chosen) for chosen in product(*FACTORS.values()))
+    return frozenset(found for cell in every if possible(cell) for found in values(cell, strength))
 
 
 @cache

@@ -1,7 +1,7 @@
 """Prefixes found again: at the edges of blocks, whole prompts, near misses, and after they were evicted."""
 
-from kvfence.conformance.scenarios.cast import BLOCK, Cast, scenario
-from kvfence.conformance.scenarios.scenario import CHUNKED, ROOMY, TIGHT
+from kvfence.conformance.scenarios.cast import Cast, scenario
+from kvfence.conformance.scenarios.scenario import BLOCK, CHUNKED, ROOMY, TIGHT
 from kvfence.prompts.groups import Tokens
 from kvfence.prompts.word_layout import DECK
 

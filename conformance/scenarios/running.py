@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from kvfence.conformance.scenarios.cast import BLOCK, Cast, scenario
-from kvfence.conformance.scenarios.scenario import CHUNKED, PRIVATE, ROOMY, SMALL, TIGHT, TIGHT_PRIVATE
+from kvfence.conformance.scenarios.cast import Cast, scenario
+from kvfence.conformance.scenarios.scenario import BLOCK, CHUNKED, PRIVATE, ROOMY, SMALL, TIGHT, TIGHT_PRIVATE
 from kvfence.prompts import alphabet
 from kvfence.prompts.prompt import Prompt
 
