@@ -111,7 +111,8 @@ def missed(run: str, records: Iterable[FaultRecord]) -> list[str]:
 def _named(record: FaultRecord) -> str:
     """What a fault was named instead, and by what."""
     half = " (held out)" if record.held_out else ""
-    return f"named {record.named}, because {record.named_how}{half}." if record.named else f"not named{half}."
+    because = f", because {record.named_how}" if record.named_how else ""
+    return f"named {record.named}{because}{half}." if record.named else f"not named{half}."
 
 
 def sure(runs: dict[str, list[FaultRecord]]) -> str:

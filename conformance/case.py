@@ -113,7 +113,7 @@ PROFILES = {
             "every prefix length and relation, all scenarios, all triples, noise measured on the engine itself: long",
             edges=tuple(EDGES),
             other_edges=tuple(EDGES),
-            concurrencies=(1, 2, 8, 16),
+            concurrencies=(1, 2, 3, 8, 16, 64),
             dtypes=DTYPES,
             max_tokens=48,
             solo_positions=10_000,

@@ -33,13 +33,13 @@ class FaultRecord:
     family: str  # of its class
     named: str  # the class that was suggested; "" = none
     named_family: str
-    named_how: str  # what is known that it goes by
-    named_kind: str  # of what that is
     held_out: bool  # whether the class-naming table was made without it
     cases: int
     tokens: int  # the engine emitted until then
     seconds: float
     failed: str  # what broke meanwhile, in a line
+    named_how: str = ""  # what is known that the name goes by
+    named_kind: str = ""  # of what kind that is
 
 
 def write_line(record: FaultRecord, file: Path) -> None:

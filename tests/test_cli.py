@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvfence.conformance.cli import main
+from kvfence.conformance.scenarios.order import QUICK
 from kvfence.reports.records import read
 
 KVFENCE = [sys.executable, "-m", "kvfence.conformance"]
@@ -135,7 +136,7 @@ def test_lists(kvfence):
         assert word in listed
     cases = kvfence("list", "--cases", expect=0).stdout.split()
     assert "shared-canary-block+1-mixed-c16-bfloat16" in cases
-    assert len(cases) == 60
+    assert len(cases) == 60 + len(QUICK)
 
 
 def test_a_model_is_written_where_asked_and_runs(kvfence, tmp_path):

@@ -59,7 +59,7 @@ def test_a_violation_fails_and_names_the_source(suite):
 TINY = """
 from dataclasses import replace
 from kvfence.conformance.case import PROFILES
-PROFILES["tiny"] = replace(PROFILES["quick"], edges=("block+1",), concurrencies=(1,), dtypes=("float32",))
+PROFILES["tiny"] = replace(PROFILES["controls"], edges=("block+1",), concurrencies=(1,), dtypes=("float32",))
 """
 
 
