@@ -36,6 +36,7 @@ class Plan:
         """With `scenarios` the cases are those that it writes, and none of the profile's."""
         self._settings = settings
         self.longest = 0
+        self.left_out: dict[str, int] = {}  # scenarios that cannot be written for the model, by the reason
         try:
             self.model = model = models.resolve(settings.model)
         except ModelError as error:
@@ -136,7 +137,13 @@ class Plan:
             return  # what there is for such a model are the modes
         for dtype in ("float32",) if profile.edges else dtypes:
             for name in REPERTOIRE.matching(profile.scenarios):
-                yield self.write_scenario(name, dtype)
+                try:
+                    yield self.write_scenario(name, dtype)
+                except UsageError as error:
+                    if not profile.edges:
+                        raise
+                    # There is enough else to run on a model that has no mirrors.
+                    self.left_out[str(error)] = self.left_out.get(str(error), 0) + 1
         for cell in factors.cells(profile.strength) if profile.strength else ():
             yield cells.write(cell, self._words, self.model.path.resolve(), self.mirror)
 

@@ -47,6 +47,8 @@ def follow(settings: Settings, plan: Plan | None = None) -> int:
     for line in outdated:
         click.echo(f"baseline: {line}")
     _summarise(records, settings, code)
+    for reason, n in plan.left_out.items():
+        click.echo(f"{count(n, 'scenario')} left out: {shown(reason)}")
     if covered := coverage(read(settings.report, suite.run)):
         click.echo(covered.told)
     return code

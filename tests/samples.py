@@ -243,7 +243,7 @@ def hostile() -> list[Record]:
         expected_texts=("x" * 1_000_000, *[""] * (STEPS - 1)),
     )
     spelled = replace(evidence.spellings[0], request=HOSTILE, case=HOSTILE, words=(HOSTILE,))
-    vague = Explanation((HOSTILE,), HOSTILE, HOSTILE, HOSTILE, 0.5, HOSTILE)
+    vague = Explanation((HOSTILE,), HOSTILE, HOSTILE, HOSTILE, 0.5, HOSTILE, "cache")
     bad = replace(
         evidence,
         victim=HOSTILE, summary=HOSTILE, source=HOSTILE, source_case=HOSTILE, source_how=HOSTILE, oracles=(HOSTILE,),

@@ -50,12 +50,26 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig():
-    rig = Rig()
+    rig = Rig(watch=("events", "kv"))
     yield rig
     rig.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_attention_is_what_one_is_about():
+    rig = Rig()
+    judged = rig.judge("attention.long-beside-short")
+    rig.close()
+    assert judged.ruling.outcome is Outcome.CONFORMS
+    assert "attention" in judged.asked
+
+
+def test_where_attention_is_not_shown_there_is_no_pass_of_it(rig):
+    ruling = rig.judge("attention.long-beside-short").ruling
+    assert ruling.outcome is Outcome.NOT_OBSERVABLE
+    assert ruling.reason == "level attention is required, and the engine shows no attention"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("attention.")])
 def test_the_reference_engine_conforms(rig, name):
     judged = rig.judge(name)
     assert (judged.ruling.outcome, judged.ruling.ties) == (Outcome.CONFORMS, 0), judged.ruling.reason

@@ -54,7 +54,7 @@ def test_a_slot_whose_length_is_not_reset_leaks_the_request_before(tmp_path):
     # A0 came first and found the slot empty.
     (finding,) = record.findings
     assert (finding.victim, finding.source, finding.source_case) == ("B0", "A0", record.case)
-    assert finding.oracles == ("golden",)
+    assert finding.oracles == ("golden", "blocks")
     # The prefix they share ends before output token 16; there the first words of both passphrases are mixed.
     assert finding.first_step == 16
     secrets = {request.request: request.secret.split() for request in record.requests}

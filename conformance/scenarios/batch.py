@@ -70,11 +70,13 @@ def eight_on_a_prefix(cast: Cast) -> None:
         cast.ask(f"B{i}", cast.prefix(3), n=16)
 
 
-@scenario("attention.own-only", PRIVATE)
+@scenario("attention.own-only", TIGHT_PRIVATE)
 def long_beside_short(cast: Cast) -> None:
-    """A row that is short among long ones, so that most of what it is computed beside is not its own."""
-    for i, blocks in enumerate((0, 5, 1, 4)):
-        cast.ask(f"A{i}", cast.prefix(blocks, i) if blocks else cast.write(f"A{i}"), n=20)
+    """A short row beside long ones, on blocks that another has filled: most of what it could read is not its own."""
+    cast.ask("filler", cast.prefix(9), n=20)
+    cast.ask("short", cast.write("short"), after="filler", n=20)
+    for i, blocks in enumerate((3, 1)):
+        cast.ask(f"A{i}", cast.prefix(blocks, i), n=20)
 
 
 @scenario("capacity.waits", TIGHT)
