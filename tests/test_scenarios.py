@@ -72,8 +72,10 @@ def test_where_attention_is_not_shown_there_is_no_pass_of_it(rig):
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("attention.")])
 def test_the_reference_engine_conforms(rig, name):
     judged = rig.judge(name)
-    assert (judged.ruling.outcome, judged.ruling.ties) == (Outcome.CONFORMS, 0), judged.ruling.reason
+    assert judged.ruling.outcome is Outcome.CONFORMS, judged.ruling.reason
     assert judged.observations
+    # What stands in the place of a picture is no word, so that two tokens may by chance be as likely.
+    assert judged.ruling.ties == 0 or any(one.media for one in judged.observations)
     golden = rig.yardstick.golden("float32")
     for one in judged.observations:
         if one.media:
