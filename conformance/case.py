@@ -85,7 +85,7 @@ PROFILES = {
     for profile in (
         Profile(
             "quick",
-            "the modes in three dtypes and the scenarios that see most: under a minute on the reference engine",
+            "the modes in three dtypes, and the scenarios that planted faults show in first",
             edges=("system-prompt", "block+1"),
             other_edges=("block+1",),
             concurrencies=(1, 2, 8, 16),
@@ -97,7 +97,7 @@ PROFILES = {
         ),
         Profile(
             "default",
-            "the modes on more prefixes, all scenarios, and all pairs of factor values: minutes",
+            "the modes on more prefixes, all scenarios, and all pairs of factor values",
             edges=("system-prompt", "block+1", "differ-last", "whole-prompt"),
             other_edges=("block+1",),
             concurrencies=(1, 2, 8, 16),
