@@ -8,6 +8,7 @@ from typing import Self
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.driver import Driver
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.probes import PROBES, probe
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.subject import Subject
 from kvfence.conformance.trial import Judged, Trial
@@ -40,6 +41,12 @@ class Lab:
         judged = Trial(self._settings, self._plan, self._yardstick).judge(driven)
         self.outcomes[judged.ruling.outcome] += 1
         return judged
+
+    def explain(self, judged: Judged) -> Judged:
+        """Add to a violation which class of faults it looks like, by what the engine does with the probes too."""
+        probes = [self._plan.write_scenario(name, judged.driven.case.dtype) for name in PROBES]
+        beside = probe(probes, judged, self.judge)
+        return Trial(self._settings, self._plan, self._yardstick).explain(judged, None, beside)
 
     def fails(self, case: Subject) -> bool:
         """Whether a schedule violates."""

@@ -19,7 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvfence.conformance import schedule_file
 from kvfence.conformance.lab import Lab
-from kvfence.conformance.machine import Machine
+from kvfence.conformance.machine import LONGEST, Machine
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.scenarios.cast import Cast
 from kvfence.conformance.scenarios.scenario import (
@@ -39,7 +39,6 @@ from kvfence.conformance.trial import Judged
 from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome
 
-LONGEST = 384  # tokens of a sequence, so that noise is measured once for all schedules
 ROUND = 8  # schedules that are drawn for one setup before the next
 STEPS = 14  # rules a schedule
 SETUPS = (TIGHT, ROOMY, TIGHT_PRIVATE, CHUNKED, SMALL, PRIVATE)
@@ -55,7 +54,8 @@ class Find:
     small: Scenario
     alone: bool  # whether it violates by itself
     schedules: int  # that were played up to then
-    seconds: float
+    seconds: float  # to this
+    drawn_seconds: float  # to the drawn one
 
 
 class ViolationError(Exception):
@@ -78,9 +78,13 @@ class Search:
                 return
             if self._lab.fails(scenario):
                 yield self._find(scenario)
+        if (find := self.drawn()) is not None:
+            yield find
+
+    def drawn(self) -> Find | None:
+        """Draw schedules until one violates."""
         found = self._draw()
-        if found is not None:
-            yield self._find(found)
+        return None if found is None else self._find(found)
 
     def scenario(self, cast: Cast, setup: Setup) -> Scenario:
         """The schedule that a cast was told."""
@@ -114,10 +118,11 @@ class Search:
         return None
 
     def _find(self, drawn: Scenario) -> Find:
+        found = time.monotonic() - self._begun
         alone = self._lab.fails(drawn)
         small = Shrinker(self._lab.fails).shrink(drawn) if alone else drawn
         judged = self._lab.judge(small)
-        return Find(judged, drawn, small, alone, self._drawn, time.monotonic() - self._begun)
+        return Find(judged, drawn, small, alone, self._drawn, time.monotonic() - self._begun, found)
 
 
 def planned(settings: Settings) -> Plan:

@@ -17,7 +17,6 @@ from kvfence.prompts.prompt import Prompt
 
 T = TypeVar("T")
 LEAST = 2  # words that are taken away at once
-ROUNDS = 2  # of its words that the canary recites before they come a second time
 
 
 @dataclass(frozen=True, order=True)
@@ -109,9 +108,19 @@ class Shrinker:
 
 
 def _answerable(scenario: Scenario) -> bool:
-    """Whether there is a request, and none says more than its prompt has to say: two rounds of its words."""
-    asked = [(r.max_tokens, len(scenario.prompts[scenario.short(r.id)].words)) for r in _requests(scenario)]
-    return bool(asked) and all(n <= ROUNDS * words for n, words in asked)
+    """Whether there is a request, and none is asked for more than the canary can say without doubt."""
+    histories: dict[str, tuple[int, ...]] = {}
+    for operation in scenario.schedule:
+        if operation.verb is Verb.EDIT:
+            histories[operation.target] = operation.tokens
+        if request := operation.request:
+            talk, n = request.conversation, request.max_tokens
+            prompt = (*histories.get(talk, ()), *request.prompt) if talk else request.prompt
+            if alphabet.unambiguous(prompt, n) < n:
+                return False
+            if talk:
+                histories[talk] = (*prompt, *alphabet.answer(prompt, n))
+    return bool(_requests(scenario))
 
 
 def _chunks(parts: Sequence[T], size: int) -> Iterator[Sequence[T]]:

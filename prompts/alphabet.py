@@ -116,3 +116,22 @@ def answer(prompt: Sequence[int], n: int) -> tuple[int, ...]:
         tokens.append(after)
         token = after
     return tuple(tokens)
+
+
+def unambiguous(prompt: Sequence[int], n: int) -> int:
+    """How many of the first `n` tokens of the answer go on from a token that stands once in what comes before.
+
+    Where it stands twice the canary's attention is divided, and rounding decides.
+    """
+    followed: dict[int, list[int]] = {}
+    for token, after in pairwise(prompt):
+        followed.setdefault(token, []).append(after)
+    token = prompt[-1] if prompt else PAD
+    for step in range(n):
+        found = followed.get(token - WORDS, [])
+        if len(found) != 1:
+            return step
+        after = found[0] + (WORDS if found[0] < 2 * WORDS else -WORDS)
+        followed.setdefault(token, []).append(after)
+        token = after
+    return n

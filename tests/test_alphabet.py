@@ -35,6 +35,21 @@ def test_answer_goes_round_in_the_second_and_third_alphabet_in_turn():
     assert " ".join(map(alphabet.spell, answer)) == "Tuna <Ask> LILY TUNA <ASK> Lily Tuna <Ask> LILY"
 
 
+@given(words=WORDS, start=st.integers(0, 39), n=st.integers(0, 150))
+def test_a_prompt_of_distinct_words_is_unambiguous_for_three_rounds(words, start, n):
+    start %= len(words)
+    round_ = len(words[start:]) + 1  # and what asks
+    assert alphabet.unambiguous(alphabet.prompt_tokens(words, start), n) == min(n, 3 * round_)
+
+
+def test_a_word_that_stands_twice_is_ambiguous_when_the_answer_comes_to_it():
+    bake, lily, tuna = map(alphabet.parse, ("bake", "lily", "tuna"))
+    start = alphabet.WORDS + bake
+    assert alphabet.unambiguous((alphabet.BOS, bake, lily, tuna, lily, alphabet.ASK, start), 9) == 1
+    assert alphabet.unambiguous((alphabet.BOS, bake, alphabet.ASK, start + 1), 9) == 0
+    assert alphabet.unambiguous((), 9) == 0
+
+
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [

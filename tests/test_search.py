@@ -11,9 +11,12 @@ from kvfence.conformance.cli import main
 from kvfence.conformance.search import Search, planned
 from kvfence.conformance.seeds import SEEDS
 from kvfence.conformance.settings import Settings, UsageError
+from kvfence.prompts import alphabet
 from kvfence.reports.outcome import Outcome
 
-ALL = {"session", "fork", "preempt", "conversations", "reset_cache", "salt", "sharing"}
+ALL = {
+    "session", "fork", "preempt", "conversations", "reset_cache", "salt", "sharing", "adapters", "media", "weights",
+}  # fmt: skip
 
 
 class Info:
@@ -103,12 +106,39 @@ def test_only_what_the_engine_can_do_is_drawn(plan, tmp_path):
 
 
 def test_every_kind_of_operation_is_drawn(plan, tmp_path):
-    lab, _ = hunted(plan, tmp_path, lambda scenario: False, most=120)
+    lab, _ = hunted(plan, tmp_path, lambda scenario: False, most=200)
     verbs = {op.verb for scenario in lab.played for op in scenario.schedule}
-    assert verbs == {Verb.SUBMIT, Verb.CANCEL, Verb.FORK, Verb.PREEMPT, Verb.RESET, Verb.STEP}
+    assert verbs == set(Verb)
     assert all(scenario.length <= searching.LONGEST for scenario in lab.played)
-    assert {op.request.salt for s in lab.played for op in s.schedule if op.request} == {None, "x", "y"}
-    assert any(op.request.conversation for s in lab.played for op in s.schedule if op.request)
+    asked = [op.request for scenario in lab.played for op in scenario.schedule if op.request]
+    assert {request.salt for request in asked} == {None, "x", "y", "a"}
+    assert {request.adapter for request in asked} == {None, "a", "b"}
+    assert any(request.media for request in asked)
+    assert any(request.conversation for request in asked)
+
+
+def test_the_canary_is_never_in_doubt(plan, tmp_path):
+    lab, _ = hunted(plan, tmp_path, lambda scenario: False, most=200)
+    asked = [op.request for s in lab.played for op in s.schedule if op.request and not op.request.conversation]
+    assert all(alphabet.unambiguous(request.prompt, request.max_tokens) == request.max_tokens for request in asked)
+
+
+def test_nothing_is_exchanged_while_a_request_may_run(plan, tmp_path):
+    lab, _ = hunted(plan, tmp_path, lambda scenario: False, most=200)
+    exchanged = 0
+    for scenario in lab.played:
+        running = set()
+        for op in scenario.schedule:
+            if op.when and op.when.tokens is None:
+                running.discard(op.when.request)
+            if op.verb is Verb.SUBMIT:
+                running.add(op.target)
+            elif op.verb is Verb.CANCEL:
+                running.discard(op.target)
+            elif op.verb is Verb.WEIGHTS:
+                exchanged += 1
+                assert not running
+    assert exchanged
 
 
 def test_a_real_fault_is_found_kept_and_found_again(tmp_path):

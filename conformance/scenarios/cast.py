@@ -1,6 +1,7 @@
 """The cast of a scenario: writes its prompts and notes its operations, in the order in which it is told them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvfence.prompts import alphabet
 from kvfence.prompts.groups import Layout, Tokens
 from kvfence.prompts.mirror import Part
 from kvfence.prompts.prompt import Prompt
+from kvfence.prompts.word_layout import DECK
 
 WORDS = 8  # of a prompt beside its prefix that are private or asked for
 OUTPUT = 28  # tokens
@@ -58,6 +60,47 @@ class Cast:
         """A prefix with another token at one place."""
         at %= len(prefix)
         return (*prefix[:at], self._layout.another(prefix), *prefix[at + 1 :])
+
+    def twin(self, prefix: Tokens) -> Tokens:
+        """A prefix that is one with another under a rolling hash of base 31, block for block.
+
+        Of pairs within a block a token is one higher and the next 31 lower, of as many as can be without using one
+        twice.
+        """
+        twin = list(prefix)
+        # BOS stands before the first word, and no pair may lie across the edge of a block.
+        pairs = (i for i in range(0, len(prefix) - 1, 2) if (i + 1) // self._block == (i + 2) // self._block)
+        for i in pairs:
+            for up in (1, -1):
+                new = (twin[i] + up, twin[i + 1] - 31 * up)
+                if all(word in DECK for word in new) and new[0] != new[1] and not {*new} & {*prefix, *twin}:
+                    twin[i : i + 2] = new
+                    break
+        return tuple(twin)
+
+    def elsewhere(self, prefix: Tokens) -> Tokens:
+        """A prefix with the later blocks of another one, behind a first block of its own."""
+        head = self.prefix(1, beside=prefix)
+        return (*head, *prefix[len(head) :])
+
+    def misleading(self, name: str, right: int) -> Prompt:
+        """A prompt with pieces of its own answer in it, right for so many tokens and wrong behind."""
+        prompt = self.write(name, self.prefix(2), share=0.99)
+        *words, ask, start = prompt.tokens
+        answer = [word + alphabet.WORDS for word in words[1:]]
+        pieces: list[int] = []
+        for first in range(3, BLOCK, 5):
+            pieces += [*answer[first : first + 2 + right], answer[first + 9 - right]]
+        return replace(prompt, tokens=(*words, *pieces, ask, start))
+
+    def going_on(self, name: str, asked: Tokens, n: int) -> Prompt:
+        """A prompt that goes on from another one and the `n` tokens that the canary answers.
+
+        With another model it goes on from what somebody said who agrees for a while.
+        """
+        own = self.write(name)
+        said = (*asked, *alphabet.answer(asked, n))
+        return replace(own, tokens=(*said, *own.tokens[1:]), prefix_tokens=len(said))
 
     def write(self, name: str, prefix: Sequence[int] = (), share: float = 0.0) -> Prompt:
         """A prompt with a passphrase of its own. `share` says from where it is asked, 1 = its first word."""
@@ -129,16 +172,17 @@ class Cast:
         """Forget everything cached."""
         self._note(Operation(Verb.RESET), after, None)
 
-    def step(self, times: int = 1) -> None:
+    def step(self, times: int = 1, after: str | None = None) -> None:
         """Run forward passes."""
-        self.operations += [Operation(Verb.STEP)] * times
+        for _ in range(times):
+            self._note(Operation(Verb.STEP), after, None)
 
     def load(self, adapter: str, part: Part, after: str | None = None) -> None:
         """Load a mirror of the model as a LoRA adapter."""
         folder = str(self._mirror(part, "adapter"))
         self._note(Operation(Verb.ADAPTER, adapter, None, None, (), folder), after, None)
 
-    def exchange(self, part: Part | None, after: str) -> None:
+    def exchange(self, part: Part | None, after: str | None = None) -> None:
         """Go on with a mirror's weights, or with the model's own again."""
         folder = self._model if part is None else self._mirror(part, "model")
         self._note(Operation(Verb.WEIGHTS, "", None, None, (), str(folder)), after, None)

@@ -1,9 +1,7 @@
 """Prefixes found again: at the edges of blocks, whole prompts, near misses, and after they were evicted."""
 
 from kvfence.conformance.scenarios.cast import Cast, scenario
-from kvfence.conformance.scenarios.scenario import BLOCK, CHUNKED, ROOMY, TIGHT
-from kvfence.prompts.groups import Tokens
-from kvfence.prompts.word_layout import DECK
+from kvfence.conformance.scenarios.scenario import CHUNKED, ROOMY, TIGHT
 
 
 @scenario("prefix.same-tokens", ROOMY)
@@ -52,7 +50,7 @@ def polynomial_twins(cast: Cast) -> None:
     """Prefixes that are one under a rolling hash of base 31, block for block: a token one higher, the next 31 lower."""
     words = cast.prefix(3)
     cast.ask("A", cast.write("A", words, share=0.9))
-    cast.ask("B", cast.write("B", _twin(words), share=0.9), after="A")
+    cast.ask("B", cast.write("B", cast.twin(words), share=0.9), after="A")
     cast.ask("A-again", cast.write("A-again", words, share=0.9), after="B", hit=True)
 
 
@@ -123,17 +121,3 @@ def long_prompts(cast: Cast) -> None:
     cast.ask("B", cast.write("B", cast.prefix(5, -3), share=0.9))
     cast.ask("C", cast.write("C", prefix, share=0.9))
     cast.ask("D", cast.write("D", (*prefix, *cast.prefix(4, beside=prefix)), share=0.5), after="C", hit=True)
-
-
-def _twin(words: Tokens) -> Tokens:
-    """Words with pairs within a block changed, as many as can be without using one twice."""
-    twin = list(words)
-    # BOS stands before the first word, and no pair may lie across the edge of a block.
-    pairs = (i for i in range(0, len(words) - 1, 2) if (i + 1) // BLOCK == (i + 2) // BLOCK)
-    for i in pairs:
-        for up in (1, -1):
-            new = (twin[i] + up, twin[i + 1] - 31 * up)
-            if all(word in DECK for word in new) and new[0] != new[1] and not {*new} & {*words, *twin}:
-                twin[i : i + 2] = new
-                break
-    return tuple(twin)

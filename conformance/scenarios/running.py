@@ -1,11 +1,8 @@
 """Operations on requests that run: forks, cancels, preemptions, guesses ahead, and what they leave behind."""
 
-from dataclasses import replace
-
 from kvfence.conformance.scenarios.cast import Cast, scenario
-from kvfence.conformance.scenarios.scenario import BLOCK, CHUNKED, PRIVATE, ROOMY, SMALL, TIGHT, TIGHT_PRIVATE
+from kvfence.conformance.scenarios.scenario import CHUNKED, PRIVATE, ROOMY, SMALL, TIGHT, TIGHT_PRIVATE
 from kvfence.prompts import alphabet
-from kvfence.prompts.prompt import Prompt
 
 
 @scenario("fork.private-tail", PRIVATE)
@@ -151,12 +148,9 @@ def for_room_with_a_prefix(cast: Cast) -> None:
 def misled(cast: Cast) -> None:
     """Prompts that mislead who guesses from them, at all offsets of a block; then all that was said is gone on from."""
     for i in range(4):
-        cast.ask(f"A{i}", _misleading(cast, f"A{i}", 1 + i), n=30)
+        cast.ask(f"A{i}", cast.misleading(f"A{i}", 1 + i), n=30)
     for i in range(4):
-        asked, own = cast.prompts[f"A{i}"].tokens, cast.write(f"again{i}")
-        # The canary's answer; of another model it is somebody's who agrees for a while.
-        said = (*asked, *alphabet.answer(asked, 30))
-        prompt = replace(own, tokens=(*said, *own.tokens[1:]), prefix_tokens=len(said))
+        prompt = cast.going_on(f"again{i}", cast.prompts[f"A{i}"].tokens, 30)
         cast.ask(f"again{i}", prompt, after=f"A{i}", n=6, hit=True)
 
 
@@ -283,15 +277,3 @@ def churn(cast: Cast) -> None:
         cast.cancel(f"goes{i}")
         before = cast.ask(f"A{i}", cast.write(f"A{i}", prefix, share=0.9), n=6)
     cast.ask("large", cast.prefix(8), after=before, n=60)
-
-
-def _misleading(cast: Cast, name: str, right: int) -> Prompt:
-    """A prompt with pieces of its own answer in it, right for so many tokens and wrong behind."""
-    prompt = cast.write(name, cast.prefix(2), share=0.99)
-    *words, ask, start = prompt.tokens
-    answer = [word + alphabet.WORDS for word in words[1:]]
-    pieces: list[int] = []
-    for first in range(3, BLOCK, 5):
-        pieces += [*answer[first : first + 2 + right], answer[first + 9 - right]]
-    tokens = (*words, *pieces, ask, start)
-    return replace(prompt, tokens=tokens)
