@@ -42,7 +42,7 @@ def facts(driven: Driven, observation: Observation, evidence: Evidence) -> froze
     harmed = evidence.kv or evidence.attention or evidence.golden.divergence
     if any(event.action is Action.RESTORE for event in driven.events):
         found.add("case:restored")
-    if observation.kv_judged and harmed and not (evidence.kv and evidence.kv.first_layer):
+    if observation.kv_judged and harmed and not (evidence.kv and _stored(evidence.kv)):
         found.add("read:wrong")
     if evidence.attention:
         found.add("read:beyond" if evidence.attention.beyond > BEYOND else "read:attention")
@@ -58,6 +58,9 @@ def _rules(driven: Driven) -> Iterator[str]:
         first = min(breaches, key=lambda breach: places.get(id(breach.event), -1))
         yield f"first:{first.kind}"
         yield f"first:{first.kind}:{first.cause}"
+        since = driven.events[places.get(id(first.event), -1) + 1 :]
+        if first.kind == "free" and any(e.request == first.event.request and e.action is Action.WRITE for e in since):
+            yield "first:free:parked"
 
 
 def _with(driven: Driven, observation: Observation) -> Iterator[str]:
@@ -142,8 +145,7 @@ def _kv(wrong: KVEvidence, own: Owner) -> Iterator[str]:
     yield "kv:whole" if wrong.whole else "kv:cells"
     if wrong.scaled:
         yield "kv:scaled"
-    # K/V of layer 0 are made of one token only: where they are right the others were computed from wrong reads.
-    yield "kv:stored" if wrong.first_layer else "kv:derived"
+    yield "kv:stored" if _stored(wrong) else "kv:derived"
     if wrong.first_layer == ("K",):
         yield "kv:turned"  # V does not depend on the position, K does
     if wrong.source is None:
@@ -155,6 +157,14 @@ def _kv(wrong: KVEvidence, own: Owner) -> Iterator[str]:
     yield "kv:one-position" if len(wrong.positions) == 1 else "kv:positions"
     if np.diff(wrong.positions).max(initial=1) > 1:
         yield "kv:scattered"
+
+
+def _stored(wrong: KVEvidence) -> bool:
+    """Whether K/V are wrong by themselves, and were not computed from wrong reads.
+
+    K/V of layer 0 are made of one token only, and what is read wrongly moves the residual that all heads are made of.
+    """
+    return bool(wrong.first_layer) or wrong.one_head
 
 
 def block_of(request: str, evidence: Evidence, events: Sequence[CacheEvent]) -> int | None:
@@ -175,6 +185,8 @@ def _got(request: str, wrong: KVEvidence, events: Sequence[CacheEvent]) -> Itera
     position = wrong.positions[0]
     taken = _taken(request, position, events)
     if taken is None:
+        if events:
+            yield "got:nothing"
         return
     place = taken.start + position - taken.position
     before = _last(events[: events.index(taken)], lambda e: _lays(e, taken.slot, place) and e.request != request)

@@ -61,6 +61,23 @@ def test_one_cell_is_enough(part, layer, head, at):
     assert (found.source, found.source_position, found.whole) == (HER, 3, False)
 
 
+def test_one_head_of_a_deeper_layer_alone_was_stored_wrong():
+    shown = MINE.copy()
+    shown[:, 1, 0, 4:8] = YOURS[:, 1, 0, 4:8]
+    assert look(shown).one_head
+    shown[:, 2] = YOURS[:, 2]  # what is computed from it is off everywhere
+    assert look(shown).one_head
+    shown[0, 1, 1, 5] = HERS[0, 1, 1, 5]
+    assert not look(shown).one_head
+    shown[:, 1] = MINE[:, 1]
+    assert not look(shown).one_head
+    few = MINE.copy()
+    few[:, 1, 0, 4:7] = YOURS[:, 1, 0, 4:7]
+    assert not look(few).one_head
+    few[:, 0, 0, 4:8] = YOURS[:, 0, 0, 4:8]
+    assert not look(few).one_head  # layer 0 tells by itself
+
+
 def test_its_own_at_another_position_is_its_own_fault():
     shown = MINE.copy()
     shown[..., 5, :] = MINE[..., 4, :]

@@ -17,6 +17,7 @@ from kvfence.conformance.oracles.canary import Owner
 
 FACTOR = 4.0
 ALIGNED = 0.98
+SEVERAL = 4  # positions at which a wrong residual would have moved more heads than one
 PARTS = ("K", "V")
 Cells = NDArray[np.float32]  # [2, layers, kv_heads, T, head_dim], K first
 
@@ -42,6 +43,7 @@ class KVEvidence:
     heads: tuple[int, ...]  # KV heads
     parts: tuple[str, ...]  # of "K" and "V"
     first_layer: tuple[str, ...]  # of these, what is off in layer 0, whose K/V are made of one token only
+    one_head: bool  # whether, where layer 0 is right, it is one head alone in the first layer that is off
     whole: bool  # whether all of layer 0 is off at some position, as another token's is
     scaled: bool  # whether its cells are what they should be but for a factor
     excess: float  # largest error over its tolerance
@@ -87,9 +89,16 @@ def examine(
     scaled = _scaled(shown[..., positions[0], :][there], golden[..., positions[0], :][there])
     whole = bool(wrong[:, 0].all(axis=(0, 1)).any())
     first = tuple(name for name, at in zip(PARTS, wrong[:, 0], strict=True) if at.any())
+    one = not first and _one_head(wrong[:, layers[0]])
     return KVEvidence(
-        tuple(positions), tuple(layers), tuple(heads), names, first, whole, scaled, worst, relative, source, where
+        tuple(positions), tuple(layers), tuple(heads), names, first, one, whole, scaled, worst, relative, source, where
     )
+
+
+def _one_head(wrong: NDArray[np.bool_]) -> bool:
+    """Whether one of several heads is off, at `SEVERAL` positions or more: [2, kv_heads, T] of a layer."""
+    off = wrong.any(0)
+    return len(off) > 1 and off.any(1).sum() == 1 and off.any(0).sum() >= SEVERAL
 
 
 def _scaled(shown: NDArray[np.float32], golden: NDArray[np.float32]) -> bool:
