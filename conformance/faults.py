@@ -33,6 +33,7 @@ from kvfence.reports.score import FaultRecord
 
 SPEC = "kvfence.conformance.faults:open_faulty"
 ARGUMENT, WITHOUT = "defect", "without"
+FITTED = 104  # faults that the class-naming table was made with; what is planted behind them scores it
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,8 @@ def _record(
 
 
 def held_out(name: str) -> bool:
-    """Whether a fault is of the half that the class-naming table was not made for: every second one of the list."""
-    return list(DEFECTS).index(name) % 2 == 1
+    """Whether the class-naming table was made without a fault: those behind the first `FITTED` of the list."""
+    return list(DEFECTS).index(name) >= FITTED
 
 
 def _settings(needed: Defect | None) -> str:
