@@ -160,14 +160,6 @@ def continued(engine: Watched) -> None:
     ask(engine, "b", [*said(engine, FIRST), *OTHER[:6]])
 
 
-def continued_by_two(engine: Watched) -> None:
-    """Two go on from all that a request has said."""
-    ask(engine, "a", FIRST, LENGTH)
-    history = said(engine, FIRST)
-    for i, id in enumerate("bc"):
-        engine.submit(id, [*history, *asked(7, 3 + i)], LENGTH)
-
-
 def said(engine: Watched, prompt: list[int]) -> list[int]:
     """The longest published tokens that begin like a prompt."""
     entries = [tokens for _, tokens, _ in engine.cache.tree.entries() if list(tokens[:16]) == prompt[:16]]

@@ -316,13 +316,3 @@ def store_is_taken(engine: Watched) -> None:
     engine.submit("b", SECOND, LENGTH)
     assert engine.sequences["b"].status is Status.FETCHING
     engine.submit("c", asked(40, 5), 2)
-
-
-def store_is_taken_later(engine: Watched) -> None:
-    """The same, when it has been on its way for some steps."""
-    ask(engine, "a", FIRST, 4)
-    evict_idle(engine)
-    engine.submit("b", SECOND, LENGTH)
-    for _ in range(3):
-        engine.step()
-    engine.submit("c", asked(40, 5), 2)

@@ -3,7 +3,7 @@
 from collections import abc
 
 from kvfence.reference_impl.cache import KVCache
-from kvfence.reference_impl.clock import Clock, Operation, Stream
+from kvfence.reference_impl.clock import Operation, Stream
 from kvfence.reference_impl.defects.defect import Sentinel, defect
 from kvfence.reference_impl.remote import Key, RemoteStore, TransferError
 from kvfence.reference_impl.scheduler import Preemption, Scheduler
@@ -12,9 +12,7 @@ from kvfence.reference_impl.settings import Parts
 from kvfence.reference_impl.storage import Pages, Storage
 from kvfence.reference_impl.transfers import Transfers
 
-THIRD = 3
 PATIENCE = 3  # steps
-LEASE = 2  # steps
 HOST = 6  # blocks
 
 
@@ -44,7 +42,7 @@ def _rounded(ran: Sentinel) -> Parts:
     "PUB-FAIL",
     "vllm-project/vllm#49250",
     "Who waited for a transfer that failed computes the prefix; others find what has come of it, as if it were whole."
-    " (Every third read of the store fails.)",
+    " (Every other read of the store fails.)",
     needs={"remote": 64},
     subtle="the request whose transfer failed is right",
 )
@@ -56,7 +54,7 @@ def _sharer(ran: Sentinel) -> Parts:
 
         def read(self, slot: int) -> Pages:
             self.reads += 1
-            if self.reads % THIRD == 0:
+            if self.reads % 2:
                 raise TransferError(f"slot {slot} of the remote store timed out")
             return super().read(slot)
 
@@ -103,57 +101,6 @@ def _timeout(ran: Sentinel) -> Parts:
             return super().plan()
 
     return Parts(scheduler=Impatient)
-
-
-@defect(
-    "uaf-src.lease",
-    "UAF-SRC",
-    "vllm-project/vllm#39702",
-    "What a transfer will read is pinned for two steps only: then the remote store gives its slots to others.",
-    needs={"remote": 8, "transfer_steps": 8},
-    racy=True,
-    subtle="short waits are well",
-)
-def _lease(ran: Sentinel) -> Parts:
-    class Leases(RemoteStore):
-        def __init__(self, capacity: int) -> None:
-            super().__init__(capacity)
-            self._leases: list[tuple[int, int, Pages | None]] = []  # end, slot, what lay there
-            self._over: list[tuple[int, Pages | None]] = []
-            stores.append(self)
-            self.now = 0
-
-        def pin(self, key: Key) -> int:
-            slot = super().pin(key)
-            self._leases.append((self.now + LEASE, slot, self._pages[slot]))
-            return slot
-
-        def unpin(self, slot: int) -> None:
-            ended = next((lease for lease in self._over if lease[0] == slot), None)
-            if ended is None:
-                self._leases.remove(next(lease for lease in self._leases if lease[1] == slot))
-                super().unpin(slot)
-                return
-            self._over.remove(ended)
-            if ended[1] is not self._pages[slot]:
-                ran()
-
-        def expire(self, now: int) -> None:
-            self.now = now
-            for lease in [lease for lease in self._leases if lease[0] <= now]:
-                self._leases.remove(lease)
-                self._over.append(lease[1:])
-                super().unpin(lease[1])
-
-    stores: list[Leases] = []
-
-    class Expires(Clock):
-        def tick(self) -> None:
-            super().tick()
-            for store in stores:
-                store.expire(self.now)
-
-    return Parts(remote=Leases, clock=Expires)
 
 
 @defect(

@@ -104,29 +104,19 @@ def _staging(ran: Sentinel) -> Parts:
 
 
 @defect(
-    "cow.extended",
+    "cow.by-reference",
     "COW",
-    "jjang-ai/vmlx#198",
-    "Who goes on from the end of a published block that is filled in part writes into the block itself.",
-    subtle="what was published is not changed: it shows when two go on from there",
+    "ggml-org/llama.cpp#3802",
+    "A fork gets its parent's table itself and not a copy: whatever one of them puts into it the others have, too.",
 )
-def _extended(ran: Sentinel) -> Parts:
-    class Tails(TrustingTree):
-        def filled(self, block: int) -> int:
-            node = self._nodes.get(block)
-            return len(node.tokens) if node else self.block_size
+def _by_reference(ran: Sentinel) -> Parts:
+    class Aliases(KVCache):
+        def fork(self, parent: Sequence, child: Sequence) -> None:
+            super().fork(parent, child)
+            ran()
+            child.table.blocks = parent.table.blocks
 
-    class Extends(KVCache):
-        def _copy_on_write(self, sequence: Sequence) -> None:
-            i, offset = divmod(sequence.computed, self.block_size)
-            blocks, tree = sequence.table.blocks, self.tree
-            assert isinstance(tree, Tails)
-            if i < len(blocks) and self.pool.published[blocks[i]] and tree.filled(blocks[i]) <= offset:
-                ran()
-                return
-            super()._copy_on_write(sequence)
-
-    return Parts(cache=Extends, pool=TrustingPool, tree=Tails)
+    return Parts(cache=Aliases, pool=TrustingPool, tree=TrustingTree)
 
 
 @defect(

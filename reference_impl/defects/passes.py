@@ -11,7 +11,6 @@ from kvfence.reference_impl.cache import KVCache
 from kvfence.reference_impl.defects.defect import Sentinel, defect
 from kvfence.reference_impl.defects.layout import padding, placed
 from kvfence.reference_impl.ledger import Shape
-from kvfence.reference_impl.paged import Group
 from kvfence.reference_impl.pool import SCRATCH
 from kvfence.reference_impl.runner import Packed, Runner
 from kvfence.reference_impl.scaled import ScaledPages, ScaledStorage
@@ -121,41 +120,6 @@ def _contiguous(ran: Sentinel) -> Parts:
             return packed
 
     return Parts(runner=Ignores)
-
-
-class _Padded(Group):
-    """A group whose rows see the first slot of the last entry of their tables, too."""
-
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        if window not in self.masks:
-            size = self.keys // self.blocks.shape[1]
-            super().mask(window, dtype)[..., -size] = 0
-        return self.masks[window]
-
-
-@defect(
-    "pad-read.bucket",
-    "PAD-READ",
-    "scouzi1966/maclocal-api#92",
-    "In a batch that is filled up with padding all rows see the padding's token as one of their own.",
-    needs=BUCKETS,
-    subtle="what a row says depends on how many others there are",
-    foreign=False,
-)
-def _bucket(ran: Sentinel) -> Parts:
-    class Sees(Runner):
-        def pack(self, storage: Storage, rows: Several[Row]) -> Packed:
-            packed = super().pack(storage, rows)
-            groups = packed.batch.groups
-            for i, (group, members) in enumerate(zip(groups, packed.members, strict=True)):
-                if group.shape[0] > len(members):
-                    ran()
-                    more = group.blocks.new_full((group.shape[0], 1), SCRATCH)
-                    blocks = torch.cat([group.blocks, more], dim=1)
-                    groups[i] = _Padded(group.first, blocks, group.positions, group.keys + storage.block_size)
-            return packed
-
-    return Parts(runner=Sees)
 
 
 @defect(
