@@ -37,6 +37,15 @@ def preempted_in_its_prompt(engine: Watched) -> None:
     engine.pool.free.reverse()
 
 
+def preempted_twice(engine: Watched) -> None:
+    engine.submit("a", FIRST, LENGTH)
+    for n in (3, 6):
+        emitted(engine, "a", n)
+        engine.preempt("a", Preemption.SWAP)
+        evict_idle(engine)
+        engine.pool.free.reverse()
+
+
 # References, tables, copies.
 
 
@@ -46,6 +55,14 @@ def one_of_two_ends(engine: Watched) -> None:
     engine.submit("b", SECOND, 20)
     step_until(engine, lambda: "a" not in engine.sequences)
     engine.submit("c", asked(92, 5), LENGTH)
+
+
+def no_room_beside_a_hit(engine: Watched) -> None:
+    """One runs on a prefix that was cached; the next one needs more than is left."""
+    ask(engine, "a", FIRST)
+    engine.submit("b", SECOND, 20)
+    emitted(engine, "b", 1)
+    engine.submit("c", asked(86, 5), LENGTH)
 
 
 def one_of_two_is_cancelled(engine: Watched) -> None:
@@ -113,6 +130,12 @@ def partly_hit(engine: Watched) -> None:
     ask(engine, "b", [*FIRST[:18], *asked(9, 3)])
 
 
+def hit_on_scattered_blocks(engine: Watched) -> None:
+    """Blocks are handed out in another order than they lie."""
+    engine.pool.free.reverse()
+    partly_hit(engine)
+
+
 def copies_of_two(engine: Watched) -> None:
     """Two prefixes, each gone on from within a block."""
     ask(engine, "a", FIRST)
@@ -170,6 +193,17 @@ def two_shares_around_one(engine: Watched) -> None:
     """The first and the last have a prefix in common, the one between them has not."""
     ask(engine, "a", FIRST)
     for id, prompt in (("b", FIRST), ("c", OTHER), ("d", SECOND)):
+        engine.submit(id, prompt, LENGTH)
+
+
+def two_after_two(engine: Watched) -> None:
+    """Two that share a prefix, then two that share nothing."""
+    ask(engine, "a", FIRST)
+    for id, prompt in (("b", FIRST[:-1]), ("c", SECOND)):
+        engine.submit(id, prompt, LENGTH)
+    finish(engine)
+    apart_again = (("d", OTHER), ("e", asked(23, 4)))
+    for id, prompt in apart_again:
         engine.submit(id, prompt, LENGTH)
 
 

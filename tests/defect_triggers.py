@@ -116,6 +116,11 @@ def without_a_block(prompt: list[int]) -> list[int]:
     return [*prompt[:4], *prompt[8:]]
 
 
+def between_samples(prompt: list[int]) -> list[int]:
+    """Another token in the second block, neither its first nor its last."""
+    return [*prompt[:5], OTHER[7], *prompt[6:]]
+
+
 def new_weights(engine: Watched) -> None:
     ask(engine, "a", FIRST)
     engine.settle()
@@ -152,6 +157,16 @@ def evicted_above(engine: Watched) -> None:
     ask(engine, "a", FIRST)
     engine.cache.evict(engine.cache.tree.match(_namespace(engine), FIRST)[0][1])
     ask(engine, "b", SECOND)
+
+
+def evicted_beside(engine: Watched) -> None:
+    """Of two prefixes the one that comes first in the index is evicted; others take its blocks, and it is asked for."""
+    ask(engine, "a", FIRST)
+    ask(engine, "b", OTHER)
+    prompt = min(FIRST, OTHER)
+    engine.cache.evict(engine.cache.tree.match(_namespace(engine), prompt)[0][0])
+    ask(engine, "c", asked(40, 5))
+    ask(engine, "d", [*prompt[:16], *asked(9, 3)])
 
 
 def _namespace(engine: Watched) -> Any:
@@ -191,6 +206,19 @@ def stored_and_shared(engine: Watched) -> None:
     ask(engine, "c", [*FIRST[:8], *asked(9, 3)])
 
 
+def stored_and_asked_for(engine: Watched) -> None:
+    """Then somebody takes all of it."""
+    stored(engine)
+    ask(engine, "c", asked(21, 3, PREFIX))
+
+
+def stored_in_part(engine: Watched) -> None:
+    """The pool still has the first blocks of a prefix, the store has all."""
+    ask(engine, "a", FIRST, 4)
+    engine.cache.evict(engine.cache.tree.match(_namespace(engine), FIRST)[0][2])
+    ask(engine, "b", SECOND)
+
+
 def store_is_used_again(engine: Watched) -> None:
     for id, prompt in (("a", FIRST), ("b", OTHER), ("c", OTHER)):
         ask(engine, id, prompt, 4)
@@ -218,6 +246,13 @@ def shared_while_fetched(engine: Watched) -> None:
     engine.submit("c", asked(21, 3, PREFIX), LENGTH)
 
 
+def shared_while_prefilled(engine: Watched) -> None:
+    """The second goes on from what the first has computed in whole chunks."""
+    prompt = asked(45, 5)
+    engine.submit("a", prompt, LENGTH)
+    engine.submit("b", [*prompt[:40], *asked(9, 3)], LENGTH)
+
+
 def a_pass_fails(engine: Watched) -> None:
     prompt = asked(45, 5)
     ask(engine, "a", prompt)
@@ -240,6 +275,16 @@ def cancelled_while_fetched(engine: Watched) -> None:
     engine.submit("b", SECOND, LENGTH)
     assert engine.sequences["b"].status is Status.FETCHING
     engine.cancel("b")
+    engine.submit("c", OTHER, LENGTH)
+
+
+def waits_long_for_a_fetch(engine: Watched) -> None:
+    ask(engine, "a", FIRST, 4)
+    evict_idle(engine)
+    engine.submit("b", SECOND, LENGTH)
+    for _ in range(3):
+        engine.step()
+    assert engine.sequences["b"].status is Status.FETCHING
     engine.submit("c", OTHER, LENGTH)
 
 

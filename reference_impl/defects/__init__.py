@@ -65,6 +65,21 @@ from kvfence.reference_impl.defects import (
 )
 from kvfence.reference_impl.defects.defect import DEFECTS, Defect, Sentinel
 
+# isort: split
+# The order of the registry is that of the imports, and does not change.
+from kvfence.reference_impl.defects import (
+    arrivals as arrivals,
+)
+from kvfence.reference_impl.defects import (
+    holders as holders,
+)
+from kvfence.reference_impl.defects import (
+    lookups as lookups,
+)
+from kvfence.reference_impl.defects import (
+    passes as passes,
+)
+
 LATER: dict[str, str] = {
     "KEY-EMB": "prompts are tokens; media, which are embeddings, are the class KEY-MM",
     "REC-STATE": "no layer keeps a recurrent state",

@@ -21,7 +21,9 @@ def rolling(tokens: Tokens) -> int:
     return value
 
 
-def _hashed(ran: Sentinel, digest: Callable[[Tokens], int]) -> Parts:
+def hashed(ran: Sentinel, digest: Callable[[Tokens], int]) -> Parts:
+    """Parts with a tree of such keys."""
+
     class Hashed(TrustingTree):
         """Whole blocks are found by their hash and not compared."""
 
@@ -45,7 +47,7 @@ def _hashed(ran: Sentinel, digest: Callable[[Tokens], int]) -> Parts:
     "Blocks are found by a rolling hash with base 31, and their tokens are not compared.",
 )
 def _rolling(ran: Sentinel) -> Parts:
-    return _hashed(ran, rolling)
+    return hashed(ran, rolling)
 
 
 @defect(
@@ -56,7 +58,7 @@ def _rolling(ran: Sentinel) -> Parts:
     subtle="one pair of blocks in 256 collides",
 )
 def _byte(ran: Sentinel) -> Parts:
-    return _hashed(ran, lambda tokens: hash(tokens) & 0xFF)
+    return hashed(ran, lambda tokens: hash(tokens) & 0xFF)
 
 
 @defect(
