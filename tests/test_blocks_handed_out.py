@@ -56,6 +56,15 @@ def test_what_was_left_there_before_is_not_what_was_published():
     assert breaches(*events, write("C", 8, length=1, position=4)) == [("key", "C", "B", "unwritten")]
 
 
+def test_two_that_share_a_slot_and_write_behind_what_they_share_write_over_each_other():
+    shared = allocate("A", 7), write("A", 7, length=2), publish("A", 7, length=2), free("A", 7), reuse("B", 7, length=2)
+    both = *shared, reuse("D", 7, length=2)
+    tokens = A | B | {"D": (1, 2, 7, 8)}
+    assert breaches(*both, write("B", 7, 2, 2), write("D", 8, 2, 2), tokens=tokens) == []
+    found = breaches(*both, write("B", 7, 2, 2), write("D", 7, 2, 2), tokens=tokens)
+    assert found == [("overlap", "B", "D", "shared")]
+
+
 def test_who_is_preempted_before_it_computes_is_judged_by_what_was_there():
     events = *OWN, reuse("C", 7), free("C", 7), free("A", 7), evict("", 7), allocate("B", 7), write("B", 7)
     assert breaches(*events, write("C", 8)) == []

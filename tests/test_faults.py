@@ -28,6 +28,7 @@ def score(name, *cases, watch=("events", "kv")):
     ("name", "case", "oracles", "named"),
     [
         ("cow.forgotten", "fork.in-a-block", {"blocks", "kv"}, "COW"),
+        ("cow.forgotten", "prefix.two-go-on", {"kv", "golden"}, "COW"),
         ("key-salt.ignored", "key.salts", {"side", "blocks"}, "KEY-SALT"),
         ("key-salt.untagged", "key.adapters", {"golden", "kv", "side"}, "KEY-SALT"),
         ("refcount.two-writers", "batch.strangers", {"golden", "canary", "blocks", "kv"}, "REFCOUNT"),

@@ -136,7 +136,9 @@ class Ledger:
                 by = request or "padding"
                 told = f"is overwritten by {by} in slot {event.slot} at offset {event.start} while it still runs"
                 yield Breach("overlap", other, request or None, event, told, way(slot, event))
-        if request and not slot.handed:
+        # Who shares a slot relies on what it wrote there, too; who was handed it has all of it.
+        shares = request in slot.held and WHOLE not in slot.held[request]
+        if request and (shares or not slot.handed):
             slot.held.setdefault(request, []).append(offsets)
         slot.laid.update(dict.fromkeys(offsets, line))
 

@@ -55,6 +55,16 @@ def polynomial_twins(cast: Cast) -> None:
 
 
 @scenario("prefix.same-tokens", ROOMY)
+def two_go_on(cast: Cast) -> None:
+    """Two that go on from where another has ended, within a block, side by side; then one that says the same again."""
+    asked = cast.write("A", cast.prefix(1, 3), share=0.9)
+    cast.ask("A", asked, n=10)
+    for name in ("B", "C"):
+        cast.ask(name, cast.going_on(name, asked.tokens, 10), after="A" if name == "B" else None, n=8, hit=True)
+    cast.ask("D", cast.going_on("D", asked.tokens, 10), after="B", n=8, hit=True)
+
+
+@scenario("prefix.same-tokens", ROOMY)
 def many(cast: Cast) -> None:
     """More prefixes of one block than a short hash can tell apart."""
     before = None
