@@ -97,7 +97,7 @@ def examine(
 
 def _one_head(wrong: NDArray[np.bool_]) -> bool:
     """Whether one of several heads is off, at `SEVERAL` positions or more: [2, kv_heads, T] of a layer."""
-    off = wrong.any(0)
+    off: NDArray[np.bool_] = np.asarray(wrong.any(axis=0))
     return len(off) > 1 and off.any(1).sum() == 1 and off.any(0).sum() >= SEVERAL
 
 
