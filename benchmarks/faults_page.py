@@ -7,7 +7,7 @@ FOLDER holds what `make faults` leaves there; what is missing is named. A `machi
 
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from kvfence.conformance.naming import CONFIDENCE
@@ -89,24 +89,33 @@ def row(record: FaultRecord, answers: FaultRecord | None, tokens: FaultRecord | 
     return "| " + " | ".join(cells) + " |"
 
 
-def missed(run: str, records: Iterable[FaultRecord]) -> list[str]:
+def missed(run: str, records: Collection[FaultRecord]) -> list[str]:
     """What was not seen, and what was named otherwise, each with the reason."""
-    reasons = tomllib.loads(WHY.read_text(encoding="utf-8")).get(run, {})
+    reasons = tomllib.loads(WHY.read_text(encoding="utf-8"))
     unseen = [r for r in records if not r.detected]
     named = [r for r in records if r.detected and r.named != r.fault_class]
     if run == "answers":  # where a class cannot be asked for, its family can
         named = [r for r in named if r.named_family != r.family]
-    told = {
-        "Not seen": [f"`{r.fault}`{'' if r.exercised else ' (never exercised)'}: {literal(r.about)}" for r in unseen],
-        "Named otherwise": [f"`{r.fault}`, {r.fault_class}: {_named(r)}" for r in named],
-    }
-    faults = {"Not seen": unseen, "Named otherwise": named}
-    parts = []
-    for title, lines in told.items():
-        why = [reasons.get(r.fault, "") for r in faults[title]]
-        listed = [f"- {line}" + (f" *{reason}*" if reason else "") for line, reason in zip(lines, why, strict=True)]
-        parts += [f"{title}:\n\n" + "\n".join(listed) + "\n"] if listed else []
-    return parts
+    # Answers alone know a source only where they spell its words.
+    sourced = [r for r in records if r.detected and r.source_right is False] if run == "observed" else []
+    parts = [
+        _list("Not seen", reasons.get(run, {}), {r.fault: f"{_exercised(r)}: {literal(r.about)}" for r in unseen}),
+        _list("Named otherwise", reasons.get(run, {}), {r.fault: f", {r.fault_class}: {_named(r)}" for r in named}),
+        _list("Source named otherwise", reasons.get("source", {}), {r.fault: "" for r in sourced}),
+    ]
+    return [part for part in parts if part]
+
+
+def _list(title: str, reasons: dict[str, str], faults: dict[str, str]) -> str:
+    """Faults with what is told of each, and the reason where it is known."""
+    lines = [
+        f"- `{fault}`{told}" + (f" *{reasons[fault]}*" if fault in reasons else "") for fault, told in faults.items()
+    ]
+    return f"{title}:\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _exercised(record: FaultRecord) -> str:
+    return "" if record.exercised else " (never exercised)"
 
 
 def _named(record: FaultRecord) -> str:

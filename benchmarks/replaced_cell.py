@@ -10,7 +10,7 @@ Golden sees tokens and logprobs, twin the bits of both in two arms, kv what the 
 import random
 import sys
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,15 +83,15 @@ class Rig:
     def play(self, requests: list[Request], leak: Leak | None) -> tuple[Completion, KV]:
         """Run both requests; the first one's answer, and what the cache held for it."""
         session = self.engine.session()
-        for request in requests:
-            session.submit(request)
-        emitted = 0
-        while progress := session.step():
-            emitted += len(progress.get(requests[0].id, ()))
-            if leak and emitted == leak.step:
-                self._overwrite(*(self.engine.engine.sequences[request.id] for request in requests), leak)
-                leak = None
-        session.close()
+        with closing(session):
+            for request in requests:
+                session.submit(request)
+            emitted = 0
+            while progress := session.step():
+                emitted += len(progress.get(requests[0].id, ()))
+                if leak and emitted == leak.step:
+                    self._overwrite(*(self.engine.engine.sequences[request.id] for request in requests), leak)
+                    leak = None
         done = {completion.id: completion for completion in session.completions()}
         return done[requests[0].id], self.engine.observe().kv[requests[0].id]
 
