@@ -32,16 +32,18 @@ class Control:
     cases: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     threads: int = 1
+    seed: int = 0
 
     @property
     def name(self) -> str:
         extra = [*self.arguments, *([f"{self.threads} threads"] if self.threads > 1 else [])]
+        extra += [f"seed {self.seed}"] if self.seed else []
         return "/".join([self.engine, self.model, *self.dtypes[: len(self.dtypes) == 1], *extra])
 
 
 ENGINES = ("reference", "hf", "hf-continuous")
 CONTROLS = [
-    *(Control(engine, model) for model in ("canary", "random") for engine in ENGINES),
+    *(Control(engine, model, seed=seed) for seed in (0, 1) for model in ("canary", "random") for engine in ENGINES),
     *(Control(engine, "random", ("float32",), arguments=("attn_implementation=eager",)) for engine in ENGINES[1:]),
     *(Control(engine, "random", ("float32",), threads=8) for engine in ENGINES),
     *(Control(engine, "smollm2", ("float32",)) for engine in ENGINES),
@@ -65,7 +67,8 @@ def run(control: Control, folder: Path) -> None:
     for option, values in (("dtype", control.dtypes), ("case", control.cases), ("engine-arg", control.arguments)):
         words += [word for value in values for word in (f"--{option}", value)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(control.threads)}
-    command = [sys.executable, "-m", "kvfence.conformance", *words, "--report", str(folder)]
+    words += ["--seed", str(control.seed), "--report", str(folder)]
+    command = [sys.executable, "-m", "kvfence.conformance", *words]
     subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL)
 
 
