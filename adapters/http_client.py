@@ -70,6 +70,11 @@ class HTTPClient:
             text = (await response.aread()).decode(errors="replace")
         return self._parsed(text)
 
+    async def post(self, path: str) -> None:
+        """Post nothing, and do not mind what is answered. Raises RefusedError or EngineFaultError."""
+        async with self._response("POST", path, None) as response:
+            await response.aread()
+
     async def events(self, path: str, body: object) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a stream, up to [DONE] or its end. Raises RefusedError or EngineFaultError."""
         async with self._response("POST", path, body) as response, aclosing(self._lines(response)) as lines:
@@ -146,12 +151,13 @@ class HTTPClient:
 
     async def _lines(self, response: Any) -> AsyncGenerator[str, None]:
         rest = b""
-        async for piece in response.aiter_bytes():
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > LONGEST_LINE:
-                raise EngineFaultError(f"the server sent a line of more than {LONGEST_LINE} bytes")
-            for line in lines:
-                yield line.decode(errors="replace").strip()
+        async with aclosing(response.aiter_bytes()) as pieces:
+            async for piece in pieces:
+                *lines, rest = (rest + piece).split(b"\n")
+                if len(rest) > LONGEST_LINE:
+                    raise EngineFaultError(f"the server sent a line of more than {LONGEST_LINE} bytes")
+                for line in lines:
+                    yield line.decode(errors="replace").strip()
         yield rest.decode(errors="replace").strip()
 
     def _parsed(self, text: str) -> Any:
