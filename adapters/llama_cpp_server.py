@@ -56,8 +56,9 @@ class LlamaServer:
             self._server = self._module.Server(self._parameters())
         except Exception as error:  # of several kinds, by what went wrong
             raise EngineStartError(f"llama.cpp did not start on {self._file.name}: {error}") from error
-        # Of the limits only the silence matters: the server is ours, and answers in one go.
-        self.http = HTTPClient(self._server.listening_address, Limits(seconds=SILENCE), extra="llama-cpp")
+        self.address: str = self._server.listening_address
+        # Of the limits only the silence matters: the server is ours.
+        self.http = HTTPClient(self.address, Limits(seconds=SILENCE), extra="llama-cpp")
         self.context = min(int(slot["n_ctx"]) for slot in self.slots())
 
     def stop(self) -> None:

@@ -13,8 +13,10 @@ from kvfence.adapters.openai_answers import Piece, Words, read
 from kvfence.adapters.stream_session import Emitted, Ended
 
 TOP = 5  # best tokens asked for at each position
+# What is part of OpenAI's interface, and still not taken by every server.
+ASKED: dict[str, Any] = {"logprobs": TOP, "stream_options": {"include_usage": True}}
 # What is no part of OpenAI's interface: servers that know it give ids for ids and do not end early.
-EXTRA = {
+EXTRA: dict[str, Any] = {
     "ignore_eos": True,
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
@@ -41,7 +43,7 @@ class Endpoint:
         self.patience = patience
         self._gate = asyncio.Semaphore(config.max_concurrency)
         self._era = uuid4().hex
-        self.extra: dict[str, Any] = dict(EXTRA)
+        self.extra: dict[str, Any] = {}
         self.ids = True
         self.names_start = True  # whether a text has to name its first token; else the server puts it there
         self.shares = False  # whether one prompt, sent twice, was told to have been cached
@@ -77,9 +79,9 @@ class Endpoint:
     def _ways(self) -> Iterator[tuple[bool, bool, dict[str, Any]]]:
         """Ways to send a prompt, the best first: a strict server refuses what it does not know."""
         for ids in {"ids": (True,), "text": (False,)}.get(self._asked.prompts, (True, False)):
-            for extra in (EXTRA, {}):
+            for extra in (ASKED | EXTRA, ASKED, {}):
                 for names_start in (True,) if ids else (True, False):
-                    yield ids, names_start, dict(extra)
+                    yield ids, names_start, extra
 
     async def _try(self, request: Request) -> None:
         """Send one request as it would be sent, and put together what comes of it."""
@@ -140,12 +142,10 @@ class Endpoint:
             "max_tokens": request.max_tokens,
             "temperature": 0,
             "seed": self._config.seed,
-            "logprobs": TOP,
             "stream": True,
-            "stream_options": {"include_usage": True},
             **self.extra,
         }
-        if self.extra:
+        if "ignore_eos" in self.extra:
             body["cache_prompt"] = self._config.sharing  # llama.cpp's
         if self._asked.salt:
             # Without sharing everybody is a tenant.

@@ -6,9 +6,6 @@ import pytest
 import torch
 from llama_servers import HEAD, PROMPTS, N, finish, requests, right, step_until
 
-for package in ("xllamacpp", "gguf", "httpx"):
-    pytest.importorskip(package, reason=f"{package} is not installed: the extra llama-cpp brings it")
-
 from kvfence.adapters import gguf_file, llama_cpp
 from kvfence.adapters.api import (
     EngineConfig,
@@ -21,6 +18,9 @@ from kvfence.adapters.api import (
 )
 from kvfence.prompts import alphabet, canary, models
 from kvfence.reference_impl.golden import Golden
+
+for package in ("xllamacpp", "gguf", "httpx"):
+    pytest.importorskip(package, reason=f"{package} is not installed: the extra llama-cpp brings it")
 
 
 @pytest.fixture
