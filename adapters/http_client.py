@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, TypeVar
 
 from kvfence.adapters.api import EngineFaultError, EngineStartError, RefusedError
@@ -160,12 +161,12 @@ class HTTPClient:
                     yield line.decode(errors="replace").strip()
         yield rest.decode(errors="replace").strip()
 
-    def _parsed(self, text: str) -> Any:
+    def _parsed(self, text: str, kind: type | UnionType = dict | list) -> Any:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise EngineFaultError(f"the server answered what is no JSON: {self._line(text)}") from error
-        if not isinstance(value, dict | list):
+        if not isinstance(value, kind):
             raise EngineFaultError(f"the server answered {type(value).__name__}, not an object: {self._line(text)}")
         return value
 

@@ -55,7 +55,7 @@ FAULTS = {
     "garbage": (answer(200, "data: {not json\n\n"), "no JSON: {not json"),
     "deep": (answer(200, "data: " + "[" * 100_000 + "\n\n"), "no JSON"),
     "a number": (answer(200, "data: 7\n\n"), "answered int, not an object"),
-    "a list": (answer(200, "data: []\n\n"), "not the form of a completion"),
+    "a list": (answer(200, "data: []\n\n"), "answered list, not an object"),
     "HTML": (answer(200, "<html>\n</html>\n"), "tells no usage"),
     "nothing": (answer(200, ""), "tells no usage"),
     "odd choices": (answer(200, 'data: {"choices": [3]}\n\n'), "not the form of a completion"),
@@ -181,6 +181,6 @@ def test_an_endpoint_that_is_not_there(canary_folder, opened, proxy):
 
 
 def test_what_is_no_endpoint(opened, proxy):
+    proxy.plan.extend([answer(500, "no")] * 20)
     with pytest.raises(EngineStartError, match="the endpoint cannot be used: the server answered 500: no"):
-        proxy.plan.extend([answer(500, "no")] * 20)
         opened()

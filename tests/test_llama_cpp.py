@@ -152,16 +152,16 @@ def test_a_conversation_goes_on_from_its_history(canary_folder, opened):
         session.edit("talk", (1, 2))
     (first,) = finish(session)
     new = alphabet.prompt_tokens(range(600, 610))
-    session.submit(Request("two", new, N, conversation="talk"))
+    session.submit(Request("two", new, 8, conversation="talk"))
     (second,) = finish(session)
     history = (*PROMPTS[0], *first.tokens)
     # The last token that was emitted has no K/V yet.
     assert second.cached_tokens == len(history) - 1
-    assert second.tokens == alphabet.answer((*history, *new), N)
+    assert second.tokens == alphabet.answer((*history, *new), 8)
     session.edit("talk", PROMPTS[0][:8])
-    session.submit(Request("three", new, N, conversation="talk"))
+    session.submit(Request("three", new, 8, conversation="talk"))
     (third,) = finish(session)
-    assert (third.cached_tokens, third.tokens) == (8, alphabet.answer(new, N))
+    assert (third.cached_tokens, third.tokens) == (8, alphabet.answer(new, 8))
     session.close()
 
 
