@@ -24,7 +24,7 @@ from kvfence.adapters.stream_session import Emitted, Ended
 POOL_TOKENS = 16_384
 TOP = 5  # best tokens told at each position
 CONNECTIONS = 64  # at a time; those of requests that wait for a slot count too
-SILENCE = 120.0  # seconds
+SILENCE = 240.0  # seconds: a long prompt takes its time
 LETTING_GO = 10.0  # seconds in which a slot must be idle once its stream is closed
 SWITCHES = {"on": True, "off": False}
 # Engine arguments and what they are when not given.
@@ -47,7 +47,6 @@ class LlamaServer:
         self._file = gguf_file(model, config.dtype)
         self._slots = Path(tempfile.mkdtemp(prefix="kvfence-slots-"))
         self._server: Any = None
-        self.patience = SILENCE
         self.start()
 
     def start(self) -> None:

@@ -109,7 +109,7 @@ def open_engine(model: str, config: EngineConfig) -> OpenAIEngine:
     http = HTTPClient(url, limits, os.environ.get(given.get("key_env", KEY)))
     try:
         asked = Asked(given.get("served") or _served(http), given.get("prompts", "auto"), given.get("salt") == "on")
-        endpoint = Endpoint(http, words, asked, config, limits.seconds * limits.attempts)
+        endpoint = Endpoint(http, words, asked, config)
         endpoint.probe(words.some(PROBE))
         return OpenAIEngine(endpoint, asked, _reset(url, given.get("reset")))
     except BaseException:

@@ -38,9 +38,8 @@ class Asked:
 class Endpoint:
     """One model behind a URL."""
 
-    def __init__(self, http: HTTPClient, words: Words, asked: Asked, config: EngineConfig, patience: float) -> None:
+    def __init__(self, http: HTTPClient, words: Words, asked: Asked, config: EngineConfig) -> None:
         self.http, self._words, self._asked, self._config = http, words, asked, config
-        self.patience = patience
         self._gate = asyncio.Semaphore(config.max_concurrency)
         self._era = uuid4().hex
         self.extra: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from queue import Empty, Queue
+from queue import Queue
 from typing import Protocol
 
 from kvfence.adapters.api import AdapterError, Completion, EngineFaultError, RefusedError, Request, Session
@@ -35,7 +35,6 @@ class Server(Protocol):
     """What a session needs of a server."""
 
     http: HTTPClient
-    patience: float  # seconds without a word from it
 
     def admit(self, request: Request, prompt: tuple[int, ...]) -> None:
         """Raises RefusedError for a request that it will never take."""
@@ -93,13 +92,8 @@ class StreamSession(Session):
         """Wait until a token is there; no more than one of each request. Empty when nothing is left to do."""
         self._take_in()
         while self._live and not any(live.waiting or live.ended for live in self._live.values()):
-            try:
-                self._note(*self._heard.get(timeout=self._server.patience))
-            except Empty:
-                waiting = ", ".join(sorted(self._live))
-                raise EngineFaultError(
-                    f"nothing came for {self._server.patience:g} s; left are the requests {waiting}"
-                ) from None
+            # Every stream ends, or is given up by its client: something always comes.
+            self._note(*self._heard.get())
             self._take_in()
         stepped: dict[str, tuple[int, ...]] = {}
         for id, live in list(self._live.items()):
@@ -151,7 +145,8 @@ class StreamSession(Session):
         except AdapterError as error:
             self._heard.put((live, error))
         except Exception as error:  # an answer that is not what it should be
-            self._heard.put((live, EngineFaultError(f"nonsense came: {type(error).__name__}: {error}")))
+            reason = " ".join(str(error).split())[:120]
+            self._heard.put((live, EngineFaultError(f"nonsense came: {type(error).__name__}: {reason}")))
 
     def _take_in(self) -> None:
         while not self._heard.empty():
