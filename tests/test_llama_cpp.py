@@ -211,11 +211,12 @@ def test_a_folder_is_converted_once(canary_folder, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_converted(canary_folder, tmp_path, monkeypatch):
+    windowed = str(models.resolve("windowed").path)
     monkeypatch.setenv("KVFENCE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(EngineStartError, match="cannot read"):
         gguf_file.gguf_file(str(tmp_path), "float32")
     with pytest.raises(EngineStartError, match="sliding window"):
-        gguf_file.gguf_file(str(models.resolve("windowed").path), "float32")
+        gguf_file.gguf_file(windowed, "float32")
     config = json.loads((canary_folder.path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(EngineStartError, match=r"no model\.safetensors"):
