@@ -123,6 +123,8 @@ def _write(config: dict[str, Any], weights: Path, dtype: str, file: Path) -> Non
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("rwkv")  # the one whose text is split into the longest tokens that match
     pieces = token_pieces(weights.parent, config["vocab_size"])
+    # Of text that is in no token; without one llama.cpp would take such for token -1.
+    writer.add_unk_token_id(next((token for token, piece in enumerate(pieces) if piece.strip() == "<unk>"), 0))
     writer.add_token_list([escaped(piece) for piece in pieces])
     writer.add_token_types([gguf.TokenType.NORMAL] * len(pieces))
     for name, tensor in _tensors(weights, heads, kv_heads):

@@ -145,8 +145,8 @@ def _limits(given: Mapping[str, str]) -> Limits:
         )
     except ValueError as error:
         raise EngineStartError(f"rate, max_requests, timeout and attempts are numbers: {error}") from error
-    least = min(limits.seconds, limits.attempts, limits.rate or 1.0, limits.requests or 1)
-    if not 0 < least < float("inf"):
+    said = (limits.seconds, limits.attempts, limits.rate, limits.requests)
+    if not all(value is None or 0 < value < float("inf") for value in said):
         raise EngineStartError("rate, max_requests, timeout and attempts are above zero")
     return limits
 

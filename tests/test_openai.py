@@ -101,16 +101,6 @@ def test_salts_are_sent_and_a_reset_changes_them(opened):
     assert engine._endpoint._body(Request("r", PROMPTS[0], 1, salt="x"), PROMPTS[0])["cache_salt"] != first
 
 
-def test_a_foreign_cache_is_emptied_only_with_consent(opened, server):
-    assert opened().capabilities["reset_cache"].state is Support.UNSUPPORTED
-    engine = opened(reset="/slots/0?action=erase")
-    assert engine.capabilities["reset_cache"].state is Support.SUPPORTED
-    engine.generate(requests())
-    assert server.slots()[0]["n_prompt_tokens"]
-    engine.reset_cache()
-    assert not server.slots()[0].get("n_prompt_tokens")
-
-
 @pytest.mark.parametrize(
     ("args", "match"),
     [
