@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -7,13 +7,14 @@ WORKERS ?= 2
 SCHEDULES ?= 2000
 FAULTS ?= kvfence-faults
 CONTROLS ?= kvfence-controls
+ENGINES ?= kvfence-engines
 TRITON ?= 3.9.0
 STAMP := $(VENV)/.installed
 
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults controls requirements lint bench clean
+.PHONY: install demo test proof kernel faults controls requirements engine-llama-cpp lint bench clean
 
 install: $(STAMP)
 
@@ -54,6 +55,11 @@ faults: install
 # Engines that are right, thousands of requests, none of which may be flagged; hours without a GPU.
 controls: install
 	$(BIN)/python benchmarks/controls.py --report $(CONTROLS)
+
+# llama.cpp's own server, as a wheel: its source would compile for twenty minutes.
+engine-llama-cpp: install
+	$(BIN)/pip install -q -c constraints.txt --only-binary xllamacpp -e '.[llama-cpp]'
+	$(BIN)/kvfence run --engine llama-cpp --model canary --profile quick --report $(ENGINES)/llama-cpp
 
 # The page of requirements; a test holds it to be up to date.
 requirements: install

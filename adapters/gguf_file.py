@@ -1,0 +1,197 @@
+"""A GGUF file for llama.cpp, written from a transformers folder of the Llama kind.
+
+Its vocabulary names no end of text, so that llama.cpp treats that token like any other: biasing it away, as
+`ignore_eos` does, would change what golden computes.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvfence.adapters.api import EngineStartError
+
+GENERATION = 1  # raised whenever what is written changes, so that no stale file is taken from the cache
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_file(model: str, dtype: str) -> Path:
+    """The GGUF of a model folder, written to the user's cache unless it is there.
+
+    Raises EngineStartError for a folder that is not a Llama's, or if it cannot be written.
+    """
+    config = _config(Path(model))
+    weights = Path(model) / "model.safetensors"
+    try:
+        stamp = weights.stat().st_mtime_ns
+    except OSError as error:
+        raise EngineStartError(f"{model} has no model.safetensors; llama-cpp converts a folder with one") from error
+    name = f"{Path(model).resolve().name}-{abs(hash_of(weights.resolve(), stamp)):016x}-{dtype}-{GENERATION}.gguf"
+    file = cache_folder() / "gguf" / name
+    if not file.is_file():
+        try:
+            _write_whole(config, weights, dtype, file)
+        except OSError as error:
+            raise EngineStartError(f"cannot write {file}: {error.strerror or error}") from error
+    return file
+
+
+def cache_folder() -> Path:
+    """Where kvfence keeps what it has built: $KVFENCE_CACHE, else the user's cache directory."""
+    if own := os.environ.get("KVFENCE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvfence"
+
+
+def hash_of(*facts: object) -> int:
+    """A number for some facts, the same in every process."""
+    import zlib
+
+    text = json.dumps([str(fact) for fact in facts]).encode()
+    return zlib.crc32(text) << 32 | zlib.adler32(text)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineStartError(f"cannot read {file}: {error}") from error
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind not in ("llama", "mistral"):
+        raise EngineStartError(f"llama-cpp converts folders of Llama models, and {folder} is of type {kind}")
+    if config.get("sliding_window"):
+        raise EngineStartError(f"{folder} has a sliding window, which llama.cpp's Llama does not have")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise EngineStartError(f"{folder} scales its RoPE, which llama-cpp does not convert")
+    return {**config, "rope_theta": rope.get("rope_theta", config.get("rope_theta", 10_000.0))}
+
+
+def _write_whole(config: dict[str, Any], weights: Path, dtype: str, file: Path) -> None:
+    """Write the file whole or not at all: two processes may write it at once, and either may be killed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    os.close(handle)
+    try:
+        _write(config, weights, dtype, Path(scratch))
+        Path(scratch).replace(file)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+
+
+def _write(config: dict[str, Any], weights: Path, dtype: str, file: Path) -> None:
+    try:
+        import gguf
+    except ImportError as error:
+        raise EngineStartError("llama-cpp needs gguf; install it with: pip install 'kvfence[llama-cpp]'") from error
+    writer = gguf.GGUFWriter(str(file), "llama")
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_name(weights.parent.name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("rwkv")  # the one whose text is split into the longest tokens that match
+    pieces = token_pieces(weights.parent, config["vocab_size"])
+    # Of text that is in no token; without one llama.cpp would take such for token -1.
+    writer.add_unk_token_id(next((token for token, piece in enumerate(pieces) if piece.strip() == "<unk>"), 0))
+    writer.add_token_list([escaped(piece) for piece in pieces])
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(pieces))
+    for name, tensor in _tensors(weights, heads, kv_heads):
+        kind = getattr(gguf.GGMLQuantizationType, "F32" if tensor.ndim == 1 else TYPES[dtype])
+        writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _tensors(weights: Path, heads: int, kv_heads: int) -> Iterator[tuple[str, Any]]:
+    """Names and float32 arrays as llama.cpp has them."""
+    from safetensors import safe_open
+
+    with safe_open(str(weights), framework="pt") as stored:
+        for name in stored.keys():  # noqa: SIM118 - it is no mapping
+            array = stored.get_tensor(name).float().numpy()
+            if name in TOP:
+                yield TOP[name], array
+                continue
+            parts = name.split(".")
+            part = LAYER.get(".".join(parts[3:-1])) if name.startswith("model.layers.") else None
+            if part is None or parts[-1] != "weight":
+                raise EngineStartError(f"{weights} holds {name}, which llama.cpp's Llama does not have")
+            if part in ("attn_q", "attn_k"):
+                array = interleaved(array, heads if part == "attn_q" else kv_heads)
+            yield f"blk.{parts[2]}.{part}.weight", array
+
+
+def interleaved(weight: Any, heads: int) -> Any:
+    """A query or key projection [heads · head_dim, hidden] with the pairs that RoPE turns side by side.
+
+    transformers turns dimension i with i + head_dim/2, llama.cpp's Llama 2i with 2i + 1.
+    """
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def token_pieces(folder: Path, vocabulary: int) -> list[str]:
+    """The text of each token; where there is none of its own that can be sent alone, its number in brackets."""
+    pieces = [f"<{token}>" for token in range(vocabulary)]
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return pieces
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    tokenizer = Tokenizer.from_file(str(file))
+    # Words that a space separates are sent with the space before them; the first of a text has none.
+    space = " " if isinstance(tokenizer.model, WordLevel) else ""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    taken: set[str] = set()
+    for token in range(min(vocabulary, tokenizer.get_vocab_size())):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        bare = not space or tokenizer.id_to_token(token) == "<bos>"
+        piece = text if bare else space + text
+        if not text or "\ufffd" in text or piece in taken or (text in special and not space):
+            continue
+        taken.add(piece)
+        pieces[token] = piece
+    return pieces
+
+
+def escaped(piece: str) -> str:
+    r"""A piece as llama.cpp's tokenizer reads it, every byte as \xNN.
+
+    llama.cpp would take a token for the end of text by its spelling alone; of this spelling it knows none.
+    """
+    return "".join(f"\\x{byte:02x}" for byte in piece.encode())
