@@ -19,7 +19,7 @@ class LayoutError(Exception):
 
 
 class Cells:
-    """K and V in the blocks of a cache, layer by layer. Raises LayoutError if they are not kept as they are computed."""
+    """K and V in the blocks of a cache, by layer. Raises LayoutError if they are not kept as they are computed."""
 
     def __init__(self, layers: Mapping[int, Any]) -> None:
         self._layers = layers  # vLLM's attention layers by number

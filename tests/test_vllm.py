@@ -1,0 +1,321 @@
+"""vLLM itself, where it is installed: `make engine-vllm` builds an environment for it."""
+
+from importlib.util import find_spec
+
+import eager
+import numpy as np
+import pytest
+from continuous import replay
+
+from kvfence.adapters.api import (
+    CAPABILITIES,
+    EngineConfig,
+    EngineFaultError,
+    EngineStartError,
+    RefusedError,
+    Request,
+    Support,
+    UnsupportedConfigError,
+)
+from kvfence.adapters.observation import Action, Observed
+from kvfence.adapters.vllm import open_engine
+from kvfence.conformance.oracles.blocks import Ledger
+from kvfence.prompts import alphabet
+from kvfence.reference_impl.golden import Golden
+
+if find_spec("vllm") is None:
+    pytest.skip("vllm is not installed: `make engine-vllm` builds its environment", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BLOCK = 32
+SHARED = tuple(range(100, 170))  # with BOS two blocks, and a few more
+PROMPTS = [alphabet.prompt_tokens((*SHARED, *range(200 + 20 * i, 203 + 20 * i + i)), start=i) for i in range(3)] + [
+    alphabet.prompt_tokens(range(400, 404))
+]
+N = 12
+OBSERVE = ("attention", "events", "kv")
+
+
+def requests(n=N, salt=None):
+    return [Request(str(i), prompt, n, salt) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """Opens each configuration once: a process that has closed one engine does not open another."""
+    engines = {}
+
+    def get(folder, **config):
+        key = (str(folder.path), *sorted(config.items()))
+        if key not in engines:
+            settings = {"max_concurrency": 4, "pool_size": 2048, "sharing": True, **config}
+            engines[key] = open_engine(str(folder.path.resolve()), EngineConfig(**settings))
+        engine = engines[key]
+        engine.reset_cache()
+        engine.observe()
+        return engine
+
+    return get
+
+
+@pytest.fixture
+def engine(opened, canary_folder):
+    return opened(canary_folder, observe=OBSERVE)
+
+
+@pytest.fixture
+def small(opened, canary_folder):
+    """A pool of six blocks, prompts in chunks."""
+    return opened(canary_folder, observe=OBSERVE, pool_size=6 * BLOCK, chunk_size=48)
+
+
+def used_blocks(engine):
+    """Blocks that somebody has: as the tables say, and as they are counted."""
+    (manager,) = engine.core.managers
+    tables = [block.block_id for blocks in manager.req_to_blocks.values() for block in blocks]
+    pool = engine.core.pool
+    counts = {block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt and not block.is_null}
+    assert counts == {block: tables.count(block) for block in tables}
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1 - len(counts)
+    return len(counts)
+
+
+def conforms(engine, sent, completions, ledger=None):
+    """Observe, and hold the log against the rules of ownership."""
+    seen = engine.observe()
+    salts = {request.id: request.salt for request in sent}
+    prompts = {request.id: request.prompt for request in sent}
+    tokens = {c.id: [(t, salts[c.id]) for t in (*prompts[c.id], *c.tokens)] for c in completions}
+    assert (ledger or Ledger()).replay(seen.events, tokens) == []
+    return seen
+
+
+def finish(session):
+    while session.step():
+        pass
+    session.close()
+    return {completion.id: completion for completion in session.completions()}
+
+
+def assert_answers(done, n=N):
+    for id, completion in done.items():
+        assert completion.tokens == alphabet.answer(PROMPTS[int(id)], n), id
+
+
+def test_answers_are_the_canarys_and_hits_are_counted(engine):
+    ledger = Ledger()
+    for hits in ([0, 64, 64, 0], [64, 64, 64, 0]):
+        completions = engine.generate(requests())
+        assert_answers({c.id: c for c in completions})
+        # Blocks can be found by who comes in the same pass.
+        assert [c.cached_tokens for c in completions] == hits
+        seen = conforms(engine, requests(), completions, ledger)
+        for completion in completions:
+            assert replay(seen.events, completion.id) == len(PROMPTS[int(completion.id)]) + N - 1
+            own = [event for event in seen.events if event.request == completion.id]
+            reused = sum(event.length for event in own if event.action is Action.REUSE)
+            assert reused == completion.cached_tokens
+    assert used_blocks(engine) == 0
+    engine.reset_cache()
+    assert engine.generate(requests()[:1])[0].cached_tokens == 0
+
+
+def test_without_sharing_nothing_is_found(opened, canary_folder):
+    engine = opened(canary_folder, sharing=False, dtype="bfloat16", observe=("events",))
+    for _ in range(2):
+        completions = engine.generate(requests())
+        assert_answers({c.id: c for c in completions})
+        assert [c.cached_tokens for c in completions] == [0, 0, 0, 0]
+        actions = {event.action for event in conforms(engine, requests(), completions).events}
+        assert actions == {Action.ALLOCATE, Action.WRITE, Action.FREE}
+
+
+def test_a_salt_separates(engine):
+    hits = [engine.generate(requests(salt=salt)[:1])[0].cached_tokens for salt in ("x", "x", "y", None, "y", None)]
+    assert hits == [0, 64, 0, 0, 64, 64]
+    keys = {event.key for event in engine.observe().events if event.action is Action.PUBLISH and event.position == 0}
+    assert len(keys) == 3
+
+
+def test_a_log_that_is_told_otherwise_breaks_a_rule(engine):
+    """The positive control of the log: other tokens under the same keys."""
+    completions = [*engine.generate(requests()[:1]), *engine.generate(requests()[1:2])]
+    tokens = {c.id: [*PROMPTS[int(c.id)], *c.tokens] for c in completions}
+    tokens["0"][40] += 1
+    (breach,) = Ledger().replay(engine.observe().events, tokens)
+    assert (breach.kind, breach.victim, breach.source, breach.cause) == ("key", "1", "0", "token")
+
+
+def test_the_log_tells_what_vllms_own_events_tell(engine, monkeypatch):
+    pool = engine.core.pool
+    monkeypatch.setattr(pool, "enable_kv_cache_events", True)
+    engine.generate(requests(40))
+    stored = [hash for event in pool.kv_event_queue for hash in event.block_hashes]
+    published = [event.key for event in engine.observe().events if event.action is Action.PUBLISH]
+    assert [f"{hash:016x}" if isinstance(hash, int) else hash.hex() for hash in stored] == published
+    assert len(published) > 3
+    pool.kv_event_queue.clear()
+
+
+@pytest.mark.parametrize("state", ["waiting", "half prefilled", "decoding", "the first of its blocks"])
+def test_a_cancelled_request_is_gone_and_hurts_nobody(engine, small, state):
+    chosen = small if state == "half prefilled" else engine
+    session = chosen.session()
+    sent = [Request("gone", PROMPTS[2], 60)]
+    if state == "waiting":
+        sent = [*requests(), *sent]
+    for request in sent:
+        session.submit(request)
+    ran = session.step()
+    if state == "the first of its blocks":
+        session.submit(requests()[0])
+        ran = session.step()
+    assert bool(ran.get("gone")) == (state in ("decoding", "the first of its blocks"))
+    session.cancel("gone")
+    (manager,) = chosen.core.managers
+    assert not [id for id in manager.req_to_blocks if id.startswith("gone")]
+    used_blocks(chosen)
+    # It may come again, under the same name.
+    session.submit(Request("gone", PROMPTS[3], N))
+    session.submit(requests()[1] if state != "waiting" else Request("more", PROMPTS[1], N))
+    done = finish(session)
+    assert done.pop("gone").tokens == alphabet.answer(PROMPTS[3], N)
+    done.pop("more", None)
+    assert len(done) >= 1
+    assert_answers(done)
+    assert used_blocks(chosen) == 0
+    session.cancel("0")  # ended already, or never there: nothing to do
+
+
+def test_a_small_pool_preempts_and_that_harms_nobody(small):
+    assert small.core.capacity == 6 * BLOCK
+    session = small.session()
+    sent = [Request(str(i), PROMPTS[i], 50) for i in range(4)]
+    for request in sent:
+        session.submit(request)
+    done = finish(session)
+    assert_answers(done, 50)
+    assert len(done) == 4
+    seen = conforms(small, sent, done.values())
+    # Who was put back let go of blocks and was handed new ones.
+    frees = {id: {e.step for e in seen.events if e.request == id and e.action is Action.FREE} for id in done}
+    assert max(map(len, frees.values())) > 1
+    assert Action.EVICT in {event.action for event in seen.events}
+    for id, completion in done.items():
+        assert len(seen.attention[id].rows) == len(completion.logprobs) == 50
+        assert replay(seen.events, id) == len(PROMPTS[int(id)]) + 49
+    assert used_blocks(small) == 0
+
+
+def test_what_can_never_fit_is_refused(small, engine):
+    session = small.session()
+    session.submit(requests()[3])
+    with pytest.raises(RefusedError, match=r"^request long needs 204 tokens of KV; the pool has 192$"):
+        session.submit(Request("long", PROMPTS[0], 204 - len(PROMPTS[0]) + 1))
+    with pytest.raises(RefusedError, match="request 3 is running already"):
+        session.submit(requests()[3])
+    with pytest.raises(RefusedError, match="adapter nobody's, which is not loaded"):
+        session.submit(Request("a", PROMPTS[3], 2, adapter="nobody's"))
+    with pytest.raises(RefusedError, match="request empty was not accepted"):
+        session.submit(Request("empty", (), 2))
+    with pytest.raises(EngineFaultError, match="one at a time"):
+        small.session()
+    assert_answers(finish(session))
+    assert used_blocks(small) == 0
+    session = engine.session()
+    with pytest.raises(RefusedError, match=r"request long has 2077 tokens; the engine takes 2048|needs 2076 tokens"):
+        session.submit(Request("long", PROMPTS[0], 2000))
+    session.close()
+
+
+def test_a_reset_puts_back_who_runs(engine):
+    session = engine.session()
+    for request in requests():
+        session.submit(request)
+    session.step()
+    engine.reset_cache()
+    done = finish(session)
+    assert_answers(done)
+    assert len(done) == 4
+    conforms(engine, requests(), done.values())
+    assert used_blocks(engine) == 0
+
+
+@pytest.mark.parametrize("calls", ["batch", "serial"])
+def test_kv_attention_and_logprobs_are_those_of_a_plain_forward(opened, random_folder, calls):
+    engine = opened(random_folder, observe=OBSERVE)
+    golden, path = Golden.load(random_folder.path), str(random_folder.path)
+    batches = [requests()] if calls == "batch" else [[request] for request in requests()]
+    completions = [completion for batch in batches for completion in engine.generate(batch)]
+    assert sum(c.cached_tokens for c in completions) == 128
+    seen = conforms(engine, requests(), completions)
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        expected = golden.verify(prompt, completion.tokens)
+        assert max(expected.margins) < 1e-4
+        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        assert [best[0][0] for best in completion.top_logprobs] == list(completion.tokens)
+        _, keys, values = eager.forward(path, (*prompt, *completion.tokens[:-1]))
+        np.testing.assert_allclose(seen.kv[completion.id].keys, keys, atol=1e-5)
+        np.testing.assert_allclose(seen.kv[completion.id].values, values, atol=1e-5)
+        eager.assert_attention(seen.attention[completion.id], path, prompt, completion.tokens)
+    assert engine.observe() == Observed()
+
+
+def test_observing_changes_no_bit(opened, random_folder):
+    plain, seen = (opened(random_folder, observe=what).generate(requests()) for what in ((), OBSERVE))
+    assert plain == seen
+
+
+def test_kv_in_half_precision_are_read_as_they_are(opened, canary_folder):
+    """Where the layout of keys depends on the dtype, it is learned anew."""
+    engine = opened(canary_folder, dtype="bfloat16", observe=("kv",))
+    golden = Golden.load(canary_folder.path, "bfloat16")
+    (completion,) = engine.generate(requests(50)[:1])
+    kv = engine.observe().kv["0"]
+    expected = golden.kv((*PROMPTS[0], *completion.tokens))[..., : kv.keys.shape[2], :]
+    np.testing.assert_allclose(np.stack([kv.keys, kv.values]), expected, atol=0.01)
+
+
+def test_another_block_in_a_table_is_seen_by_attention(engine):
+    from vllm_faulty import AT, exchange_block
+
+    runner = engine.core.runner
+    build = runner._build_attention_metadata
+    sent = [Request(str(i), PROMPTS[i], N, salt=str(i)) for i in range(2)]
+    right = engine.generate(sent)
+    clean = engine.observe()
+    engine.reset_cache()
+    exchange_block(engine)
+    try:
+        engine.generate(sent)
+    finally:
+        runner._build_attention_metadata = build
+    seen = engine.observe()
+    assert_answers({c.id: c for c in right})
+    np.testing.assert_array_equal(clean.attention["1"].rows, seen.attention["1"].rows)
+    moved = np.abs(clean.attention["0"].rows - seen.attention["0"].rows).max((1, 2, 3))
+    assert moved[: AT - 1].max() == 0
+    assert moved[AT - 1] > 0.1
+
+
+def test_capabilities(engine):
+    capabilities = engine.capabilities
+    assert capabilities.keys() == CAPABILITIES.keys()
+    lacking = {name for name, c in capabilities.items() if c.state is not Support.SUPPORTED}
+    assert lacking == {"reopen", "preempt", "fork", "conversations", "adapters", "weights", "media"}
+    assert all(capabilities[name].state is Support.UNSUPPORTED and capabilities[name].reason for name in lacking)
+    assert engine.block_size == BLOCK
+
+
+def test_configurations_it_does_not_have(canary_folder):
+    def opening(**config):
+        open_engine(str(canary_folder.path), EngineConfig(**config))
+
+    with pytest.raises(UnsupportedConfigError, match="vllm has no dtype int8; it has float32"):
+        opening(dtype="int8")
+    with pytest.raises(UnsupportedConfigError, match="this vllm runs on cpu, not on cuda"):
+        opening(device="cuda")
+    with pytest.raises(EngineStartError, match="vllm has no engine argument pages"):
+        opening(engine_args={"pages": "2"})
+    with pytest.raises(EngineStartError, match=r"vllm cannot be opened on .*/nowhere"):
+        open_engine("/nowhere", EngineConfig())
