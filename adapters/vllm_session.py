@@ -69,7 +69,7 @@ class VLLMSession(Session):
         lora = self._adapters[request.adapter] if request.adapter is not None else None
         try:
             theirs = self._core.add(request, lora)
-        except (ValueError, TypeError) as error:
+        except Exception as error:  # of classes of its own
             raise RefusedError(f"request {request.id} was not accepted: {first_line(error)}") from error
         self._live[request.id] = Live(request, theirs)
 

@@ -41,8 +41,9 @@ def exchange_block(engine):
         passes += 1
         metadata, others = method(*args, **kwargs)
         if passes == AT:
-            (table,) = {id(one.block_table): one.block_table for one in metadata.values()}.values()
-            table[0, 0] = table[1, 0]
+            for one in metadata.values():
+                one.block_table = one.block_table.clone()  # the next pass has its own again
+                one.block_table[0, 0] = one.block_table[1, 0]
         return metadata, others
 
     wrap(engine.core.runner, "_build_attention_metadata", exchanged)
