@@ -21,8 +21,7 @@ from kvfence.adapters.vllm_core import Core
 from kvfence.adapters.vllm_forward import Forward
 from kvfence.adapters.vllm_session import VLLMSession
 from kvfence.adapters.vllm_start import layers_of, start, unseen, unwatched
-
-YES = Capability(Support.SUPPORTED)
+from kvfence.adapters.vllm_weights import Weights
 
 
 class VLLMEngine(Engine):
@@ -36,6 +35,7 @@ class VLLMEngine(Engine):
         self.version = __version__
         self.core = Core(engine)
         self.block_size = self.core.block_size
+        self._weights = Weights(self.core)
         self._session: VLLMSession | None = None
         self._log: BlockLog | None = None
         self._forward: Forward | None = None
@@ -45,7 +45,7 @@ class VLLMEngine(Engine):
         """Begin to observe what is asked for; what can be."""
         if reason := unseen(self.core.engine):
             return unsupported(reason, "events", "kv", "attention")
-        layers, cells, seen = layers_of(self.core.engine), None, {"events": YES}
+        layers, cells, seen = layers_of(self.core.engine), None, supported("events")
         try:
             cells = Cells(layers)
             seen |= supported("kv", "attention")
@@ -53,7 +53,7 @@ class VLLMEngine(Engine):
             seen |= unsupported(str(error), "kv", "attention")
         if reason := unwatched(layers):
             seen |= unsupported(reason, "attention")
-        asked = {name for name in observe if seen[name] is YES or seen[name].state is Support.SUPPORTED}
+        asked = {name for name in observe if seen[name].state is Support.SUPPORTED}
         if {"events", "kv"} & asked:
             self._log = BlockLog(self.core, "events" in asked, cells if "kv" in asked else None)
         if asked:
@@ -72,13 +72,14 @@ class VLLMEngine(Engine):
                 "reset_cache",
                 "session",
                 "salt",
+                "weights",
             ),
             **unsupported("a process that has had one engine does not get another one to run", "reopen"),
             **unsupported("vLLM takes requests out of the batch only for want of room", "preempt"),
             **unsupported("vLLM decides before it begins how many go on from a prompt", "fork"),
             **unsupported("to vLLM each turn is a prompt like any other", "conversations"),
-            **unsupported("this adapter does not load any", "adapters", "weights"),
             **unsupported("this adapter sends token ids alone", "media"),
+            "adapters": self._weights.adapting,
             **self._seen,
         }
 
@@ -89,6 +90,12 @@ class VLLMEngine(Engine):
         if not self.core.forget():
             raise EngineFaultError("vLLM does not empty its cache: blocks are still held")
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        self._weights.load(name, folder)
+
+    def load_weights(self, model: str) -> None:
+        self._weights.exchange(model)
+
     def observe(self) -> Observed:
         attention = self._forward.attention.collect() if self._forward and self._forward.attention else {}
         events, kv = self._log.collect() if self._log else ((), {})
@@ -97,7 +104,7 @@ class VLLMEngine(Engine):
     def session(self) -> VLLMSession:
         if self._session is not None and not self._session.closed:
             raise EngineFaultError("a session is open already; there can be one at a time")
-        self._session = VLLMSession(self.core, {})
+        self._session = VLLMSession(self.core, self._weights.adapters)
         return self._session
 
     def close(self) -> None:
