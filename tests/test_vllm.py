@@ -1,11 +1,24 @@
 """vLLM itself, where it is installed: `make engine-vllm` builds an environment for it."""
 
+# ruff: noqa: F401, F811 - fixtures are imported
+
 from importlib.util import find_spec
 
-import eager
-import numpy as np
 import pytest
-from continuous import replay
+from vllm_engines import (
+    BLOCK,
+    N,
+    PROMPTS,
+    assert_answers,
+    conforms,
+    engine,
+    finish,
+    opened,
+    requests,
+    small,
+    stored,
+    used_blocks,
+)
 
 from kvfence.adapters.api import (
     CAPABILITIES,
@@ -17,94 +30,15 @@ from kvfence.adapters.api import (
     Support,
     UnsupportedConfigError,
 )
-from kvfence.adapters.observation import Action, Observed
+from kvfence.adapters.observation import Action
 from kvfence.adapters.vllm import open_engine
 from kvfence.conformance.oracles.blocks import Ledger
 from kvfence.prompts import alphabet
-from kvfence.reference_impl.golden import Golden
 
 if find_spec("vllm") is None:
     pytest.skip("vllm is not installed: `make engine-vllm` builds its environment", allow_module_level=True)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-BLOCK = 32
-SHARED = tuple(range(100, 170))  # with BOS two blocks, and a few more
-PROMPTS = [alphabet.prompt_tokens((*SHARED, *range(200 + 20 * i, 203 + 20 * i + i)), start=i) for i in range(3)] + [
-    alphabet.prompt_tokens(range(400, 404))
-]
-N = 12
-OBSERVE = ("attention", "events", "kv")
-
-
-def requests(n=N, salt=None):
-    return [Request(str(i), prompt, n, salt) for i, prompt in enumerate(PROMPTS)]
-
-
-@pytest.fixture(scope="module")
-def opened():
-    """Opens each configuration once: a process that has closed one engine does not open another."""
-    engines = {}
-
-    def get(folder, **config):
-        key = f"{folder.path} {sorted(config.items())}"
-        if key not in engines:
-            settings = {"max_concurrency": 4, "pool_size": 2048, "sharing": True, **config}
-            engines[key] = open_engine(str(folder.path.resolve()), EngineConfig(**settings))
-        engine = engines[key]
-        engine.reset_cache()
-        engine.observe()
-        return engine
-
-    return get
-
-
-@pytest.fixture
-def engine(opened, canary_folder):
-    return opened(canary_folder, observe=OBSERVE)
-
-
-@pytest.fixture
-def small(opened, canary_folder):
-    """A pool of six blocks, prompts in chunks."""
-    return opened(canary_folder, observe=OBSERVE, pool_size=6 * BLOCK, chunk_size=48)
-
-
-def used_blocks(engine):
-    """Blocks that somebody has: as the tables say, and as they are counted."""
-    (manager,) = engine.core.managers
-    tables = [block.block_id for blocks in manager.req_to_blocks.values() for block in blocks]
-    pool = engine.core.pool
-    counts = {block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt and not block.is_null}
-    assert counts == {block: tables.count(block) for block in tables}
-    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1 - len(counts)
-    return len(counts)
-
-
-def conforms(engine, sent, completions, ledger=None):
-    """Observe, and hold the log against the rules of ownership."""
-    seen = engine.observe()
-    salts = {request.id: request.salt for request in sent}
-    prompts = {request.id: request.prompt for request in sent}
-    tokens = {c.id: [(t, salts[c.id]) for t in (*prompts[c.id], *c.tokens)] for c in completions}
-    assert (ledger or Ledger()).replay(seen.events, tokens) == []
-    return seen
-
-
-def stored(seen, id):
-    """Tokens that a request has in blocks at its end. Blocks are published when they are handed out, so before."""
-    return replay([e for e in seen.events if e.action not in (Action.ALLOCATE, Action.PUBLISH)], id)
-
-
-def finish(session):
-    while session.step():
-        pass
-    session.close()
-    return {completion.id: completion for completion in session.completions()}
-
-
-def assert_answers(done, n=N):
-    for id, completion in done.items():
-        assert completion.tokens == alphabet.answer(PROMPTS[int(id)], n), id
 
 
 def test_answers_are_the_canarys_and_hits_are_counted(engine):
@@ -260,68 +194,11 @@ def test_a_reset_puts_back_who_runs(engine):
     assert used_blocks(engine) == 0
 
 
-@pytest.mark.parametrize("calls", ["batch", "serial"])
-def test_kv_attention_and_logprobs_are_those_of_a_plain_forward(opened, random_folder, calls):
-    engine = opened(random_folder, observe=OBSERVE)
-    golden, path = Golden.load(random_folder.path), str(random_folder.path)
-    batches = [requests()] if calls == "batch" else [[request] for request in requests()]
-    completions = [completion for batch in batches for completion in engine.generate(batch)]
-    assert sum(c.cached_tokens for c in completions) == 128
-    seen = conforms(engine, requests(), completions)
-    for prompt, completion in zip(PROMPTS, completions, strict=True):
-        expected = golden.verify(prompt, completion.tokens)
-        assert max(expected.margins) < 1e-4
-        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-        assert [best[0][0] for best in completion.top_logprobs] == list(completion.tokens)
-        _, keys, values = eager.forward(path, (*prompt, *completion.tokens[:-1]))
-        np.testing.assert_allclose(seen.kv[completion.id].keys, keys, atol=1e-5)
-        np.testing.assert_allclose(seen.kv[completion.id].values, values, atol=1e-5)
-        eager.assert_attention(seen.attention[completion.id], path, prompt, completion.tokens)
-    assert engine.observe() == Observed()
-
-
-def test_observing_changes_no_bit(opened, random_folder):
-    plain, seen = (opened(random_folder, observe=what).generate(requests()) for what in ((), OBSERVE))
-    assert plain == seen
-
-
-def test_kv_in_half_precision_are_read_as_they_are(opened, canary_folder):
-    """Where the layout of keys depends on the dtype, it is learned anew."""
-    engine = opened(canary_folder, dtype="bfloat16", observe=("kv",))
-    golden = Golden.load(canary_folder.path, "bfloat16")
-    (completion,) = engine.generate(requests(50)[:1])
-    kv = engine.observe().kv["0"]
-    expected = golden.kv((*PROMPTS[0], *completion.tokens))[..., : kv.keys.shape[2], :]
-    np.testing.assert_allclose(np.stack([kv.keys, kv.values]), expected, atol=0.01)
-
-
-def test_another_block_in_a_table_is_seen_by_attention(engine):
-    from vllm_faulty import AT, exchange_block
-
-    runner = engine.core.runner
-    build = runner._build_attention_metadata
-    sent = [Request("0", PROMPTS[0], N), Request("3", PROMPTS[3], N)]
-    right = engine.generate(sent)
-    clean = engine.observe()
-    engine.reset_cache()
-    exchange_block(engine)
-    try:
-        engine.generate(sent)
-    finally:
-        runner._build_attention_metadata = build
-    seen = engine.observe()
-    assert_answers({c.id: c for c in right})
-    np.testing.assert_array_equal(clean.attention["3"].rows, seen.attention["3"].rows)
-    moved = np.abs(clean.attention["0"].rows - seen.attention["0"].rows).max((1, 2, 3))
-    assert moved[: AT - 1].max() == 0
-    assert moved[AT - 1] > 0.1
-
-
 def test_capabilities(engine):
     capabilities = engine.capabilities
     assert capabilities.keys() == CAPABILITIES.keys()
     lacking = {name for name, c in capabilities.items() if c.state is not Support.SUPPORTED}
-    assert lacking == {"reopen", "preempt", "fork", "conversations", "adapters", "weights", "media"}
+    assert lacking == {"reopen", "preempt", "fork", "conversations", "adapters", "media"}
     assert all(capabilities[name].state is Support.UNSUPPORTED and capabilities[name].reason for name in lacking)
     assert engine.block_size == BLOCK
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvfence.adapters.hf_blocks import wrap
 from kvfence.adapters.vllm import open_engine as open_right
 
-AT = 9  # the pass that reads the wrong block
+AT = 9  # the pass of several requests that reads the wrong block
 
 
 def open_engine(model, config):
@@ -38,8 +38,8 @@ def exchange_block(engine):
 
     def exchanged(method, *args, **kwargs):
         nonlocal passes
-        passes += 1
         metadata, others = method(*args, **kwargs)
+        passes += kwargs["num_reqs"] > 1
         if passes == AT:
             for one in metadata.values():
                 one.block_table = one.block_table.clone()  # the next pass has its own again
