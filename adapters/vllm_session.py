@@ -52,6 +52,7 @@ class VLLMSession(Session):
         self._live: dict[str, Live] = {}
         self._done: list[Completion] = []
         self._failed: dict[str, str] = {}
+        self._broken = False
         self.closed = False
 
     def submit(self, request: Request) -> None:
@@ -80,6 +81,7 @@ class VLLMSession(Session):
             try:
                 outputs = self._core.step()
             except Exception as error:
+                self._broken = True
                 raise EngineFaultError(f"vLLM broke off: {first_line(error)}") from error
             emitted = self._receive(outputs)
             if self._core.scheduled:
@@ -105,6 +107,8 @@ class VLLMSession(Session):
         self.closed = True
         for id in list(self._live):
             self.cancel(id)
+        if self._broken:  # blocks are found from the moment they are handed out, and these were never written
+            self._core.forget()
 
     def _receive(self, outputs: Sequence[Any]) -> dict[str, tuple[int, ...]]:
         """Tokens that came out of a pass, by request; what ended with it is put aside."""

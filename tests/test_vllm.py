@@ -7,8 +7,9 @@ from importlib.util import find_spec
 import pytest
 from vllm_engines import (
     BLOCK,
-    N,
+    DEVICE,
     PROMPTS,
+    N,
     assert_answers,
     conforms,
     engine,
@@ -181,6 +182,17 @@ def test_what_can_never_fit_is_refused(small, opened, canary_folder):
     assert_answers(finish(session), 128 - len(PROMPTS[0]))
 
 
+def test_a_pass_that_broke_off_leaves_nothing_behind(engine, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.core.runner, "_model_forward", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(EngineFaultError, match="vLLM broke off: division by zero"):
+            engine.generate(requests())
+    assert used_blocks(engine) == 0
+    completions = engine.generate(requests())
+    assert_answers({c.id: c for c in completions})
+    assert completions[0].cached_tokens == 0
+
+
 def test_a_reset_puts_back_who_runs(engine):
     session = engine.session()
     for request in requests():
@@ -205,13 +217,13 @@ def test_capabilities(engine):
 
 def test_configurations_it_does_not_have(canary_folder):
     def opening(**config):
-        open_engine(str(canary_folder.path), EngineConfig(**config))
+        open_engine(str(canary_folder.path), EngineConfig(**{"device": DEVICE, **config}))
 
     with pytest.raises(UnsupportedConfigError, match="vllm has no dtype int8; it has float32"):
         opening(dtype="int8")
-    with pytest.raises(UnsupportedConfigError, match="this vllm runs on cpu, not on cuda"):
-        opening(device="cuda")
+    with pytest.raises(UnsupportedConfigError, match=f"this vllm runs on {DEVICE}, not on tpu"):
+        opening(device="tpu")
     with pytest.raises(EngineStartError, match="vllm has no engine argument pages"):
         opening(engine_args={"pages": "2"})
     with pytest.raises(EngineStartError, match=r"vllm cannot be opened on .*/nowhere"):
-        open_engine("/nowhere", EngineConfig())
+        open_engine("/nowhere", EngineConfig(device=DEVICE))

@@ -8,9 +8,10 @@ import eager
 import numpy as np
 import pytest
 from vllm_engines import (
-    N,
+    DEVICE,
     OBSERVE,
     PROMPTS,
+    N,
     assert_answers,
     conforms,
     engine,
@@ -156,7 +157,13 @@ def test_the_suite_sees_a_planted_fault(tmp_path, monkeypatch, fault, case, orac
     """In a process of its own, as users run it."""
     monkeypatch.setattr(noise, "EXACT_POSITIONS", 300)
     settings = Settings(
-        "vllm_faulty:open_engine", "canary", "scenarios", tmp_path, cases=(case,), engine_args={"fault": fault}
+        "vllm_faulty:open_engine",
+        "canary",
+        "scenarios",
+        tmp_path,
+        cases=(case,),
+        engine_args={"fault": fault},
+        device=DEVICE,
     )
     plan = Plan(settings)
     with Suite(settings, plan, "run") as suite:

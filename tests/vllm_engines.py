@@ -1,6 +1,7 @@
 """What the tests of `vllm` share: engines that are opened once, prompts with a common prefix, block accounts."""
 
 import pytest
+import torch
 from continuous import replay
 
 from kvfence.adapters.api import EngineConfig, Request
@@ -16,6 +17,8 @@ PROMPTS = [alphabet.prompt_tokens((*SHARED, *range(200 + 20 * i, 203 + 20 * i + 
 ]
 N = 12
 OBSERVE = ("attention", "events", "kv")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SETTINGS = {"max_concurrency": 4, "pool_size": 2048, "block_size": BLOCK, "sharing": True, "device": DEVICE}
 
 
 def requests(n=N, salt=None):
@@ -32,8 +35,7 @@ def opened():
     def get(folder, **config):
         key = f"{folder.path} {sorted(config.items())}"
         if key not in ENGINES:
-            settings = {"max_concurrency": 4, "pool_size": 2048, "sharing": True, **config}
-            ENGINES[key] = open_engine(str(folder.path.resolve()), EngineConfig(**settings))
+            ENGINES[key] = open_engine(str(folder.path.resolve()), EngineConfig(**{**SETTINGS, **config}))
         engine = ENGINES[key]
         engine.reset_cache()
         engine.observe()
