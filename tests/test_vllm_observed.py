@@ -109,7 +109,7 @@ def test_other_weights_make_other_kv_and_find_nothing_old(engine, canary_folder,
     (completion,) = engine.generate(requests(30)[:1])
     assert completion.cached_tokens == 0
     own = engine.observe().kv["0"]
-    assert np.abs(own.values).max() > 1
+    assert np.abs(own.values).max() > 0.1
     np.testing.assert_allclose(mirrored.values, -own.values, atol=1e-4)
     np.testing.assert_allclose(mirrored.keys, own.keys, atol=1e-4)
 
@@ -164,6 +164,7 @@ def test_the_suite_sees_a_planted_fault(tmp_path, monkeypatch, fault, case, orac
         cases=(case,),
         engine_args={"fault": fault},
         device=DEVICE,
+        deadline=1000.0,  # it starts within seconds, but not on a busy machine
     )
     plan = Plan(settings)
     with Suite(settings, plan, "run") as suite:
