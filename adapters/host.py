@@ -194,15 +194,16 @@ class ProcessHost:
         self._busy = True
         try:
             self._wire.send((verb, args))
-            if not self._wire.poll(self._deadline):
-                self._stop()
-                raise EngineFaultError(f"engine did not answer within {self._deadline:g} s and was killed")
-            good, answer = self._wire.recv()
+            answered = self._wire.poll(self._deadline)
+            good, answer = self._wire.recv() if answered else (False, None)
         except (EOFError, OSError) as error:
             raise EngineFaultError(self._obituary()) from error
         except Exception as error:  # whatever a class does that is known to the child only
             self._busy = False
             raise EngineFaultError(f"the engine's answer holds objects of its own: {error}") from error
+        if not answered:
+            self._stop()
+            raise EngineFaultError(f"engine did not answer within {self._deadline:g} s and was killed")
         self._busy = False
         if good:
             return answer

@@ -1,5 +1,6 @@
 """A second view of what a model computes: transformers' eager attention and a plain forward with a DynamicCache."""
 
+import inspect
 from functools import cache
 
 import numpy as np
@@ -15,8 +16,10 @@ def load(path):
 @torch.inference_mode()
 def forward(path, tokens):
     """Attention [layers, heads, T, T], keys and values [layers, kv_heads, T, head_dim] over `tokens`."""
-    kept = DynamicCache()
-    out = load(path)(input_ids=torch.tensor([tokens]), cache=kept, use_cache=True, output_attentions=True)
+    model, kept = load(path), DynamicCache()
+    # transformers has renamed it.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    out = model(input_ids=torch.tensor([tokens]), use_cache=True, output_attentions=True, **{name: kept})
     stacks = (out.attentions, [layer.keys for layer in kept.layers], [layer.values for layer in kept.layers])
     return [torch.cat(list(tensors)).numpy() for tensors in stacks]
 
