@@ -41,8 +41,8 @@ def follow(settings: Settings, plan: Plan | None = None) -> int:
             code = 1 if outdated else exit_code(suite.outcomes, suite.known)
             suite.finish(code)
         finally:
-            # Also after an interrupt: what was gathered is shown.
-            if records:
+            # Also after an interrupt, and by what lies on the disk: it may come before a record is handed on.
+            if read(settings.report, suite.run).cases:
                 write_reports(settings.report, suite.run)
     for line in outdated:
         click.echo(f"baseline: {line}")

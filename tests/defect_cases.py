@@ -1,6 +1,7 @@
 """For each planted fault the least trigger, and what it shows there."""
 
 import defect_batches as batches
+import defect_flights as flights
 import defect_triggers as triggers
 from defect_runs import Case
 
@@ -54,14 +55,14 @@ CASES = {
     "pub-fail.buffer": Case(triggers.stored, "audit logprobs output"),
     "pub-fail.put": Case(triggers.store_is_used_again, "audit logprobs output"),
     "pub-fail.pass": Case(triggers.a_pass_fails, "audit cached logprobs output", {"token_budget": 8}, used=False),
-    "uaf-step.finish": Case(triggers.cancelled_in_flight, "audit"),
-    "uaf-step.row": Case(triggers.cancelled_in_flight, "logprobs output"),
-    "uaf-dst.cancel": Case(triggers.cancelled_while_fetched, "audit logprobs output"),
-    "uaf-src.swap-out": Case(triggers.crowd, "audit logprobs output", TIGHT),
-    "uaf-src.unpinned": Case(triggers.store_is_taken, "audit logprobs output", {"remote": 6, "transfer_steps": 12}),
+    "uaf-step.finish": Case(flights.cancelled_in_flight, "audit"),
+    "uaf-step.row": Case(flights.cancelled_in_flight, "logprobs output"),
+    "uaf-dst.cancel": Case(flights.cancelled_while_fetched, "audit logprobs output"),
+    "uaf-src.swap-out": Case(flights.crowd, "audit logprobs output", TIGHT),
+    "uaf-src.unpinned": Case(flights.store_is_taken, "audit logprobs output", {"remote": 6, "transfer_steps": 12}),
     "xfer-early.copy": Case(batches.partly_hit, "audit logprobs output"),
     "xfer-early.swap-in": Case(batches.swapped, "audit logprobs output"),
-    "xfer-early.store": Case(triggers.cancelled_as_it_resumes, "audit logprobs output"),
+    "xfer-early.store": Case(flights.cancelled_as_it_resumes, "audit logprobs output"),
     "xfer-map.keys-only": Case(batches.swapped, "logprobs output"),
     "xfer-map.layer": Case(triggers.stored, "logprobs"),
     "xfer-map.head": Case(batches.swapped, "logprobs output"),
@@ -117,7 +118,7 @@ CASES = {
     "preempt.length": Case(batches.preempted, "audit logprobs output"),
     "preempt.output": Case(batches.preempted, "audit logprobs output"),
     "preempt.rounded": Case(batches.preempted_in_its_prompt, "audit logprobs output", {"token_budget": 6}),
-    "preempt.late": Case(triggers.crowd, "audit logprobs output", TIGHT),
+    "preempt.late": Case(flights.crowd, "audit logprobs output", TIGHT),
     "common-pfx.count": Case(batches.forks_wait, "audit logprobs output", {"max_concurrency": 2}),
     "common-pfx.ends": Case(batches.two_shares_around_one, "audit logprobs output"),
     "quant-dep.frozen": Case(batches.alone, "logprobs output"),
@@ -126,7 +127,7 @@ CASES = {
     "quant-dep.restore": Case(batches.swapped, "logprobs output"),
     "pub-early.rounded": Case(triggers.shared_while_prefilled, "audit logprobs output", {"token_budget": 19}),
     "pub-fail.sharer": Case(triggers.stored_and_asked_for, "audit logprobs output"),
-    "uaf-dst.timeout": Case(triggers.waits_long_for_a_fetch, "audit logprobs output"),
+    "uaf-dst.timeout": Case(flights.waits_long_for_a_fetch, "audit logprobs output"),
     "uaf-src.host": Case(batches.swapped, "audit logprobs output"),
     "xfer-early.fetch": Case(triggers.stored, "audit logprobs output"),
     "xfer-map.count": Case(triggers.stored_in_part, "audit logprobs output"),

@@ -83,7 +83,8 @@ def test_model_without_logits_to_keep_gives_the_same(golden):
 
         __call__ = forward
 
-    assert torch.equal(Golden(Plain()).logits(PROMPT, 5), golden.logits(PROMPT, 5))
+    # A product with fewer rows may round otherwise.
+    torch.testing.assert_close(Golden(Plain()).logits(PROMPT, 5), golden.logits(PROMPT, 5), rtol=0, atol=1e-5)
 
 
 def test_overflow_shows_as_nan(golden):

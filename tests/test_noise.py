@@ -113,9 +113,11 @@ def test_attention_of_equal_shapes_is_compared_until_that_is_enough(random_folde
     noise.watch_on(clean, noise.equal_shapes(golden, iter(sequences), 0, clean), iter(()), 0)
     # Eight padded rows and four reused prefixes; the second batch is watched until there are sixteen.
     assert [shift.shape for shift in clean.shapes] == [(32, 6, 8)] * noise.ATTENTION_RUNS
-    # Half precision rounds otherwise in a batch; each shape has noise of its own.
-    assert all(0 < shift.max() < 0.02 for shift in clean.shapes)
-    assert len({float(shift.sum()) for shift in clean.shapes}) == noise.ATTENTION_RUNS
+    # Half precision rounds otherwise in a batch, where a row is padded; each shape has noise of its own.
+    moved = [shift for shift in clean.shapes if shift.max() > 0]
+    assert len(moved) >= noise.ATTENTION_RUNS - 2
+    assert all(shift.max() < 0.02 for shift in moved)
+    assert len({float(shift.sum()) for shift in moved}) == len(moved)
     quiet = noise.Clean(False)
     noise.watch_on(quiet, noise.equal_shapes(golden, iter(sequences), 0, quiet), iter(()), 0)
     assert quiet.shapes == []
