@@ -85,7 +85,7 @@ class HTTPClient:
                     continue  # comments keep a connection open
                 if text.strip() == "[DONE]":
                     return
-                event = self._parsed(text)
+                event = self._parsed(text, dict)
                 if name == "error" or "error" in event:
                     raise EngineFaultError(f"the server broke off: {self._line(_message(event))}")
                 yield event
