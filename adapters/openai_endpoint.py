@@ -163,16 +163,15 @@ def joined(one: Piece, other: Piece) -> Piece:
         _both(one.tokens, other.tokens),
         _both(one.logprobs, other.logprobs),
         _both(one.best, other.best),
-        *(
-            ours if theirs is None else theirs
-            for ours, theirs in (
-                (one.prompt_length, other.prompt_length),
-                (one.length, other.length),
-                (one.cached, other.cached),
-            )
-        ),
+        _later(one.prompt_length, other.prompt_length),
+        _later(one.length, other.length),
+        _later(one.cached, other.cached),
         other.finish or one.finish,
     )
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other
 
 
 def _both(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> tuple[Any, ...] | None:

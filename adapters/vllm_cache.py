@@ -34,7 +34,8 @@ class Cells:
         flat = cache[blocks.to(cache.device)].reshape(len(blocks), -1)[:, order.to(cache.device)]
         # A block has its tokens before its heads, as the backend was given them.
         found = flat.reshape(len(blocks), -1, *self._order.shape[1:])
-        return found.permute(1, 3, 0, 2, 4).reshape(found.shape[1], self._heads, -1, self._width)
+        read: torch.Tensor = found.permute(1, 3, 0, 2, 4).reshape(found.shape[1], self._heads, -1, self._width)
+        return read
 
     def kv(self, blocks: Sequence[int], length: int) -> KV:
         """K and V of the first `length` tokens of a request's blocks, in all layers."""
