@@ -5,7 +5,6 @@ from kvfence.adapters import openai
 from kvfence.adapters.api import EngineConfig, EngineFaultError, EngineStartError, Request, Support
 from kvfence.adapters.openai_answers import read
 from kvfence.prompts import alphabet
-from kvfence.reference_impl.golden import Golden
 
 for package in ("xllamacpp", "gguf", "httpx"):
     pytest.importorskip(package, reason=f"{package} is not installed: the extra llama-cpp brings it")
@@ -56,6 +55,7 @@ def test_without_sharing_llama_cpp_takes_nothing_from_its_cache(opened):
 
 def test_logprobs_are_goldens_up_to_rounding(random_folder, opened):
     from kvfence.adapters.llama_cpp_server import LlamaServer
+    from kvfence.reference_impl.golden import Golden
 
     server = LlamaServer(str(random_folder.path), EngineConfig(max_concurrency=4))
     try:
