@@ -123,7 +123,8 @@ def _write(config: dict[str, Any], weights: Path, dtype: str, file: Path) -> Non
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("rwkv")  # the one whose text is split into the longest tokens that match
     pieces = token_pieces(weights.parent, config["vocab_size"])
-    # Of text that is in no token; without one llama.cpp would take such for token -1.
+    # Of bytes that begin no token; llama.cpp would take them for token -1. Text that begins one and ends none it never
+    # gets past, so that prompts in text must be made of these pieces.
     writer.add_unk_token_id(next((token for token, piece in enumerate(pieces) if piece.strip() == "<unk>"), 0))
     writer.add_token_list([escaped(piece) for piece in pieces])
     writer.add_token_types([gguf.TokenType.NORMAL] * len(pieces))

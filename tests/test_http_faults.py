@@ -60,6 +60,10 @@ FAULTS = {
     "nothing": (answer(200, ""), "tells no usage"),
     "odd choices": (answer(200, 'data: {"choices": [3]}\n\n'), "not the form of a completion"),
     "odd usage": (answer(200, 'data: {"choices": [], "usage": {"prompt_tokens": "x"}}\n\n'), "not the form"),
+    "another length": (
+        answer(200, 'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 12}}\n\n'),
+        f"a prompt of {len(PROMPTS[0])} tokens was taken as 7",
+    ),
     "an error in the stream": (answer(200, 'data: {"error": {"message": "lost"}}\n\n'), "the server broke off: lost"),
     "half": (stop_after(5), "tells no usage|5 tokens came"),
     "torn": (tear_after(5), "the connection broke off"),

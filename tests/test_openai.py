@@ -77,20 +77,6 @@ def test_a_session_hands_on_token_by_token(opened):
     session.close()
 
 
-def test_a_tokenizer_that_is_not_the_servers_is_told(canary_folder, opened, tmp_path):
-    import json
-    import shutil
-
-    other = tmp_path / "other"
-    shutil.copytree(canary_folder.path, other)
-    written = json.loads((other / "tokenizer.json").read_text())
-    vocabulary = written["model"]["vocab"]
-    written["model"]["vocab"] = {f"{word}x" if id > 5 else word: id for word, id in vocabulary.items()}
-    (other / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(EngineStartError, match=r"a prompt of \d+ tokens was taken as \d+"):
-        opened(type("Folder", (), {"path": other}), prompts="text")
-
-
 def test_salts_are_sent_and_a_reset_changes_them(opened):
     engine = opened(salt="on")
     assert engine.capabilities["salt"].state is engine.capabilities["reset_cache"].state is Support.SUPPORTED
