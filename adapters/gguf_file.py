@@ -13,7 +13,7 @@ from typing import Any
 
 from kvfence.adapters.api import EngineStartError
 
-GENERATION = 1  # raised whenever what is written changes, so that no stale file is taken from the cache
+GENERATION = 2  # raised whenever what is written changes, so that no stale file is taken from the cache
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 TOP = {
@@ -123,8 +123,7 @@ def _write(config: dict[str, Any], weights: Path, dtype: str, file: Path) -> Non
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("rwkv")  # the one whose text is split into the longest tokens that match
     pieces = token_pieces(weights.parent, config["vocab_size"])
-    # Of bytes that begin no token; llama.cpp would take them for token -1. Text that begins one and ends none it never
-    # gets past, so that prompts in text must be made of these pieces.
+    # Of bytes that begin no token; without one llama.cpp would take them for token -1.
     writer.add_unk_token_id(next((token for token, piece in enumerate(pieces) if piece.strip() == "<unk>"), 0))
     writer.add_token_list([escaped(piece) for piece in pieces])
     writer.add_token_types([gguf.TokenType.NORMAL] * len(pieces))
@@ -187,7 +186,20 @@ def token_pieces(folder: Path, vocabulary: int) -> list[str]:
             continue
         taken.add(piece)
         pieces[token] = piece
-    return pieces
+    return without_traps(pieces)
+
+
+def without_traps(pieces: list[str]) -> list[str]:
+    """Pieces such that whatever begins one has a token, if only of its first byte: `<` and space get unused ones.
+
+    llama.cpp's tokenizer goes back to the beginning of a text, for ever, where a token begins and none ends.
+    """
+    spare = [token for token, piece in enumerate(pieces) if "unused" in piece]
+    for byte in {" ", "<"} - set(pieces):
+        if spare:
+            pieces[spare.pop()] = byte
+    whole = {piece.encode() for piece in pieces}
+    return [piece if piece.encode()[:1] in whole else f"<{token}>" for token, piece in enumerate(pieces)]
 
 
 def escaped(piece: str) -> str:

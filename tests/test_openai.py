@@ -77,6 +77,15 @@ def test_a_session_hands_on_token_by_token(opened):
     session.close()
 
 
+def test_text_that_the_server_splits_otherwise_is_told(opened):
+    engine = opened(prompts="text")
+    # Behind a space the server has no BOS of its own.
+    twice = (*PROMPTS[0], *PROMPTS[1])
+    with pytest.raises(EngineFaultError, match=f"a prompt of {len(twice)} tokens was taken as {len(twice) + 1}"):
+        engine.generate([Request("0", twice, N)])
+    assert right(engine.generate(requests())) == [True] * 4
+
+
 def test_salts_are_sent_and_a_reset_changes_them(opened):
     engine = opened(salt="on")
     assert engine.capabilities["salt"].state is engine.capabilities["reset_cache"].state is Support.SUPPORTED
