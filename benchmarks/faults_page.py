@@ -16,10 +16,10 @@ from kvfence.reports.text import literal
 
 HEAD = """# Planted faults, and who sees them
 
-Made by `make faults`, which runs `kvfence faults run` three times: with all that the reference engine lets be observed,
-with answers alone (`--black-box`: tokens, logprobs, hit counts), and as a usual regression test would look, comparing
-tokens on random weights (`--tokens-only --model random`, in the 26 scenarios of `quick`): exactly, which holds where
-rounding is the same. Each run of a fault ends with the first case that violates.
+`make faults` makes this page by three runs of `kvfence faults run`: with all that the reference engine lets be
+observed, with answers alone (`--black-box`: tokens, logprobs, hit counts), and as a usual regression test would look,
+comparing tokens on random weights (`--tokens-only --model random`, in the 26 scenarios of `quick`), exactly: that holds
+where rounding is the same. Each run of a fault ends with the first case that violates.
 Faults of sliding windows are run on a model that has one (`--model windowed`).
 
 The classes are those that public reports fall into; the report named beside a fault is one of its kind. The table by

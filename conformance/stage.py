@@ -46,8 +46,10 @@ def unplayable(scenario: Scenario, info: EngineInfo) -> tuple[Outcome, str] | No
 class Stage:
     """What was played of one scenario. Raises EngineFaultError if what was observed cannot be of it."""
 
-    def __init__(self, scenario: Scenario, played: Played, layout: Layout, observe: Sequence[str]) -> None:
-        self._scenario, self._played, self._observe = scenario, played, observe
+    def __init__(
+        self, scenario: Scenario, played: Played, layout: Layout, observe: Sequence[str], emptied: bool = True
+    ) -> None:
+        self._scenario, self._played, self._observe, self._emptied = scenario, played, observe, emptied
         self.parts = parts(scenario, played, layout)
         ended = [part.request for part in self.parts if not part.cut]
         self.observed = check_observed(ended, played.observed) if observe else Observed()
@@ -149,4 +151,6 @@ class Stage:
             # What still runs when the cache is emptied is found in it afterwards.
             if other.over is None or other.over >= part.era
         ]
-        return side.examine(part.domain, part.prompt.tokens, part.completion.cached_tokens, sent)
+        found = side.examine(part.domain, part.prompt.tokens, part.completion.cached_tokens, sent)
+        # A cache that was not empty may hold what nobody here has sent.
+        return found if self._emptied or (found and found.source) else None

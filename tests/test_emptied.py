@@ -1,0 +1,47 @@
+"""Hit counts in a cache that could not be emptied before: what it may have held is nobody's leak."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvfence.adapters.api import EngineConfig
+from kvfence.adapters.player import play
+from kvfence.adapters.reference import open_engine
+from kvfence.conformance.plan import Plan
+from kvfence.conformance.settings import Settings
+from kvfence.conformance.stage import Stage
+
+
+@pytest.fixture(scope="module")
+def played():
+    """One prompt by two tenants and by nobody's, as the right engine plays it."""
+    plan = Plan(Settings("reference", "canary", "scenarios", cases=("key.salts-float32",)))
+    [scenario] = plan.cases
+    engine = open_engine(str(scenario.model), EngineConfig(sharing=True, max_concurrency=8, block_size=16))
+    try:
+        return scenario, play(engine, scenario.schedule), plan.layout(scenario)
+    finally:
+        engine.close()
+
+
+def told(played, name, cached, emptied):
+    """What side says of a request that is told to have had so many tokens cached."""
+    scenario, was, layout = played
+    changed = tuple(
+        replace(one, cached_tokens=cached) if scenario.short(one.id) == name else one for one in was.completions
+    )
+    stage = Stage(scenario, replace(was, completions=changed), layout, (), emptied)
+    found = {answer.prompt.name: answer.side for answer in stage.answers((), {})}
+    assert not any(side for other, side in found.items() if other != name)
+    return found[name]
+
+
+def test_what_nobody_sent_may_have_been_there_before(played):
+    assert told(played, "x0", 1, emptied=True).source is None
+    assert told(played, "x0", 1, emptied=False) is None
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+def test_what_another_tenant_sent_is_a_leak_all_the_same(played, emptied):
+    found = told(played, "y0", 16, emptied)
+    assert (found.source.request, found.differs) == ("x0", "salt")
