@@ -30,6 +30,14 @@ class Attention:
     maximum: NDArray[np.float32]  # [n, layers, heads] largest probability of a key
     entropy: NDArray[np.float32]  # [n, layers, heads] nats
     top: NDArray[np.int32]  # [n, layers, heads, TOP] distances of the keys of largest probability; -1 = no such key
+    # [n, layers, heads] probability of keys that are not the request's own, by the request whose K/V they are ("" =
+    # nobody's): for an engine that tags each slot with its owner.
+    foreign: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def last(self, n: int) -> Attention:
+        """That of the last `n` steps."""
+        foreign = {owner: mass[-n:] for owner, mass in self.foreign.items()}
+        return Attention(self.rows[-n:], self.maximum[-n:], self.entropy[-n:], self.top[-n:], foreign)
 
 
 class Action(StrEnum):
@@ -82,14 +90,19 @@ class Observed:
     kv: Mapping[str, KV] = field(default_factory=dict)
 
 
-def join(steps: Sequence[tuple[NDArray[Any], ...]]) -> Attention:
+def join(
+    steps: Sequence[tuple[NDArray[Any], ...]], foreign: Sequence[Mapping[str, NDArray[np.float32]]] = ()
+) -> Attention:
     """Attention of a request from that of its steps, each (rows, maximum, entropy, top) of [layers, heads, ...].
 
-    Later steps see more keys; shorter rows are filled up with zeros.
+    Later steps see more keys; shorter rows are filled up with zeros. `foreign` is [layers, heads] by owner, of each.
     """
     import numpy as np
 
     rows, maximum, entropy, top = zip(*steps, strict=True)
     bins = max(row.shape[-1] for row in rows)
     filled = [np.pad(row, ((0, 0), (0, 0), (0, bins - row.shape[-1]))) for row in rows]
-    return Attention(np.stack(filled), np.stack(maximum), np.stack(entropy), np.stack(top))
+    owners = {owner for step in foreign for owner in step}
+    none = np.zeros_like(maximum[0])
+    whose = {owner: np.stack([step.get(owner, none) for step in foreign]) for owner in owners}
+    return Attention(np.stack(filled), np.stack(maximum), np.stack(entropy), np.stack(top), whose)

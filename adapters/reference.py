@@ -111,7 +111,7 @@ class ReferenceAdapter(Engine):
         """Keep what is asked for of a sequence that ends, while it still has its blocks."""
         if "attention" in self._config.observe and sequence.attention:
             steps = [(seen.rows, seen.maximum, seen.entropy, seen.top) for seen in sequence.attention]
-            self._attention[sequence.id] = join(steps)
+            self._attention[sequence.id] = join(steps, [seen.whose for seen in sequence.attention])
         # Of one withdrawn while its K/V are on their way there is nothing to read yet.
         if "kv" in self._config.observe and all(one.stream is Stream.STEPS for one in sequence.in_flight()):
             self._kv[sequence.id] = self._read(sequence)

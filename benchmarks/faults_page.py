@@ -18,7 +18,7 @@ HEAD = """# Planted faults, and who sees them
 
 `make faults` makes this page by three runs of `kvfence faults run`: with all that the reference engine lets be
 observed, with answers alone (`--black-box`: tokens, logprobs, hit counts), and as a usual regression test would look,
-comparing tokens on random weights (`--tokens-only --model random`, in the 26 scenarios of `quick`), exactly: that holds
+comparing tokens on random weights (`--tokens-only --model random`, in the scenarios of `quick`), exactly: that holds
 where rounding is the same. Each run of a fault ends with the first case that violates.
 Faults of sliding windows are run on a model that has one (`--model windowed`).
 

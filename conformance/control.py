@@ -23,7 +23,7 @@ class Control:
         """What prompts could share with each other and those sent before, and what the engine says they did."""
         every = [*before, *prompts]
         shared = [
-            max((_common(prompt, other) for other in every[: len(before) + i]), default=0)
+            max((servable(prompt, other) for other in every[: len(before) + i]), default=0)
             for i, prompt in enumerate(prompts)
         ]
         told = [completion.cached_tokens for completion in completions]
@@ -35,6 +35,6 @@ class Control:
         return self.longest >= (block_size or 1) and self.cached == 0
 
 
-def _common(a: Tokens, b: Tokens) -> int:
+def servable(a: Tokens, b: Tokens) -> int:
     """Common prefix of two prompts that a cache could serve: the last token is always computed."""
     return min(common(a, b), len(a) - 1, len(b) - 1)

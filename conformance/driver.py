@@ -182,8 +182,9 @@ class Driver:
         # What a schedule that breaks off leaves behind, other weights above all, is not gone on with.
         self._lost = True
         played = self._played(scenario, scenario.schedule)
+        layout, seen = self._plan.layout(scenario), self._settings.observe
         emptied = info.can("reset_cache")
-        stage = Stage(scenario, played, self._plan.layout(scenario), self._settings.observe, emptied)
+        stage = Stage(scenario, played, layout, seen, emptied=emptied, block_size=info.block_size)
         breaches = self._ledger.replay(stage.observed.events, stage.tokens)
         twins = self._twins(scenario, played, self._settings.plan.twins)
         self._lost = any(operation.verb is Verb.WEIGHTS for operation in scenario.schedule)

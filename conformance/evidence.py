@@ -13,6 +13,7 @@ from kvfence.conformance.oracles.twin import TwinEvidence, Verdict
 from kvfence.prompts.groups import Layout
 from kvfence.prompts.prompt import Prompt
 from kvfence.reference_impl.golden import Verification
+from kvfence.reports.score import TAGS
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Evidence:
 
     @property
     def source(self) -> Owner | None:
-        """The request that leaked, as told by the first of: the log, equal K/V, words, hits, exchanged secrets."""
+        """The request that leaked, by the first of: owner tags, the log, equal K/V, words, hits, exchanged secrets."""
         return next((owner for owner, _ in self._attributions if owner), None)
 
     @property
@@ -88,6 +89,10 @@ class Evidence:
     def _attributions(self) -> list[tuple[Owner | None, str]]:
         """Sources with how they were found, the surest first."""
         found: list[tuple[Owner | None, str]] = []
+        for tag, probability in self.attention.foreign if self.attention else ():
+            if tag:
+                met = f"up to {probability:.2g} of a head's attention went to keys of request {_owner(tag).request}"
+                found.append((_owner(tag), f"{TAGS}: {met}"))
         if self._logged:
             found.append((_owner(self._logged.source), f"the log of the cache: it {self._logged.told}"))
         if self.kv and self.kv.source:

@@ -23,7 +23,7 @@ from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.subject import Subject
 from kvfence.conformance.trial import Judged, Trial
 from kvfence.conformance.yardstick import Yardstick
-from kvfence.reference_impl.auditor import Breach
+from kvfence.reference_impl.auditor import Breach, Rule
 from kvfence.reference_impl.defects import DEFECTS, LATER, Defect, Sentinel
 from kvfence.reference_impl.sequence import Sequence
 from kvfence.reference_impl.settings import PARTS
@@ -33,6 +33,7 @@ from kvfence.reports.score import FaultRecord
 
 SPEC = "kvfence.conformance.faults:open_faulty"
 ARGUMENT, WITHOUT = "defect", "without"
+MET = (Rule.READ, Rule.HELD)  # breaches in which a request meets others' K/V
 FITTED = 104  # faults that the class-naming table was made with; what is planted behind them scores it
 
 
@@ -60,18 +61,18 @@ class FaultyAdapter(ReferenceAdapter):
     def truth(self) -> Truth:
         """What has happened up to now."""
         if self.engine.tags:
-            breaches = [breach for breach in self.engine.audit() if len(breach.requests) == 2]
-            self._met |= {(breach.requests[0], source) for breach in breaches for source in self._sources(breach)}
+            met = [breach for breach in self.engine.audit() if breach.rule in MET or len(breach.requests) == 2]
+            self._met |= {(breach.requests[0], source) for breach in met for source in self._sources(breach)}
         return Truth(self._ran.count, frozenset(self._met))
 
     def _sources(self, breach: Breach) -> Iterator[str]:
-        victim, writer = breach.requests
-        if victim != writer:
-            yield writer
-        written = self._ended.get(writer)
-        if breach.owner and written:
+        victim, *others = breach.requests
+        yield from {*others, *(owner.request for owner in breach.owners)} - {victim}
+        for owner in breach.owners:
+            if (written := self._ended.get(owner.request)) is None:
+                continue
             # Who begins with the same tokens has the same K/V there: no look at them can tell the two apart.
-            end = breach.owner.position + 1
+            end = owner.position + 1
             for id, other in self._ended.items():
                 if other.namespace == written.namespace and other.tokens[:end] == written.tokens[:end]:
                     yield id
@@ -205,6 +206,7 @@ def _record(
         requirement=case.requirement if detected else "",
         summary=ruling.reason if detected else "",
         source_right=_right(case.id, first, truth) if first else None,
+        source_how=first.source_how if first else "",
         twin=twin,
         family=FAMILY[defect.fault_class] if defect else "",
         named=named.fault_class or "" if named else "",

@@ -36,8 +36,14 @@ def rule(
 
 
 def foremost(findings: Sequence[Finding]) -> Finding:
-    """The finding that is told first: one whose source is known, and the earliest of these."""
-    return min(findings, key=lambda finding: (finding.source is None, finding.first_step))
+    """The finding that is told first: one whose source is known, the plainest and earliest of these."""
+    return min(findings, key=lambda finding: (finding.source is None, _faint(finding), finding.first_step))
+
+
+def _faint(finding: Finding) -> bool:
+    """Whether others' keys were met and nothing came of it that is more than noise."""
+    seen = finding.attention
+    return finding.oracles == ("attention",) and seen is not None and all(excess <= 1 for excess in seen.excess)
 
 
 def _without_findings(case: Subject, control: Control, block_size: int | None) -> tuple[Outcome, str]:

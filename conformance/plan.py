@@ -62,8 +62,9 @@ class Plan:
         }
         self.scenarios = list(self._write_scenarios(dtypes))
         wanted = settings.dtypes or profile.dtypes
-        every: list[Subject] = [*self._prompts, *self.scenarios]
-        # The cases asked for, in running order.
+        # In running order: scenarios see more a second than modes do, and each dtype takes a golden of its own.
+        every: list[Subject] = sorted([*self.scenarios, *self._prompts], key=lambda case: dtypes.index(case.dtype))
+        # The cases asked for.
         self.cases = [case for case in every if case.dtype in wanted and settings.selects(case)]
         if not self.cases:
             raise UsageError(f"no case of profile {settings.profile} matches; `kvfence list --cases` shows them")

@@ -9,7 +9,7 @@ from kvfence.adapters.observation import Attention, Observed
 from kvfence.adapters.player import Played
 from kvfence.adapters.schedule import capabilities
 from kvfence.adapters.wire import EngineInfo
-from kvfence.conformance.control import Control
+from kvfence.conformance.control import Control, servable
 from kvfence.conformance.driven import Answer
 from kvfence.conformance.oracles import side
 from kvfence.conformance.oracles.canary import Owner
@@ -47,9 +47,18 @@ class Stage:
     """What was played of one scenario. Raises EngineFaultError if what was observed cannot be of it."""
 
     def __init__(
-        self, scenario: Scenario, played: Played, layout: Layout, observe: Sequence[str], emptied: bool = True
+        self,
+        scenario: Scenario,
+        played: Played,
+        layout: Layout,
+        observe: Sequence[str],
+        *,
+        emptied: bool = True,
+        block_size: int | None = None,
     ) -> None:
+        """`emptied` says whether the cache was, before; `block_size` is the engine's own, tokens."""
         self._scenario, self._played, self._observe, self._emptied = scenario, played, observe, emptied
+        self._block_size = block_size or 1
         self.parts = parts(scenario, played, layout)
         ended = [part.request for part in self.parts if not part.cut]
         self.observed = check_observed(ended, played.observed) if observe else Observed()
@@ -105,10 +114,17 @@ class Stage:
         if scenario.arms and (unknown := self._untimed):
             return unknown
         cached = {p.prompt.name: p.completion.cached_tokens for p in self.parts if p.completion}
-        missed = [name for name in scenario.hits if cached.get(name) == 0]
+        missed = [name for name in scenario.hits if cached.get(name) == 0 and self._shareable(name)]
         if missed:
             return f"the cache was not hit by {', '.join(missed)}, though it could have been"
         return ""
+
+    def _shareable(self, name: str) -> bool:
+        """Whether a request has a block of the engine's size in common with what was sent before it."""
+        place = next(i for i, part in enumerate(self.parts) if part.prompt.name == name)
+        tokens = self.parts[place].prompt.tokens
+        longest = max((servable(tokens, other.tokens) for other in self.parts[:place]), default=0)
+        return longest >= self._block_size
 
     @property
     def _timed(self) -> str | None:
@@ -139,9 +155,7 @@ class Stage:
         seen, completion = self.observed.attention.get(part.request.id), part.completion
         if seen is None or completion is None or part.cut:
             return None
-        # Of a fork the first steps are its parent's.
-        n = len(completion.tokens)
-        return Attention(seen.rows[-n:], seen.maximum[-n:], seen.entropy[-n:], seen.top[-n:])
+        return seen.last(len(completion.tokens))  # of a fork the first steps are its parent's
 
     def _side(self, part: Part, before: Sequence[Part]) -> SideEvidence | None:
         assert part.completion is not None

@@ -45,16 +45,16 @@ def finding(
             logprobs=completion.logprobs or (),
             owners=_owners(completion.tokens, prompt, evidence, secrets, layout),
         ),
-        attention=_attention(evidence.attention, (*prompt.tokens, *completion.tokens), len(prompt.tokens), layout),
+        attention=_attention(evidence.attention, prompt.tokens, completion.tokens, case, layout),
     )
 
 
 def _attention(
-    moved: AttentionEvidence | None, tokens: Sequence[int], prompt: int, layout: Layout
+    moved: AttentionEvidence | None, prompt: Sequence[int], output: Sequence[int], case: str, layout: Layout
 ) -> AttentionRecord | None:
     if moved is None:
         return None
-    query = prompt - 1 + moved.step
+    tokens, query = (*prompt, *output), len(prompt) - 1 + moved.step
     return AttentionRecord(
         first_step=moved.step,
         layer=moved.layer,
@@ -69,6 +69,7 @@ def _attention(
         golden_maximum=moved.golden.maximum,
         engine_entropy=moved.engine.entropy,
         golden_entropy=moved.golden.entropy,
+        foreign=tuple((owner.removeprefix(f"{case}/"), probability) for owner, probability in moved.foreign),
     )
 
 
@@ -117,6 +118,8 @@ def _summary(victim: str, evidence: Evidence, case: str) -> str:
     if moved := evidence.attention:
         shift = moved.shifts[moved.step, moved.layer, moved.head]
         where_moved = f"layer {moved.layer}, head {moved.head}, shift {shift:.3g}"
+        if moved.excess[moved.step].max() <= 1:
+            return f"request {victim} attends to keys that are not its own from output token {moved.step} on{by}"
         return f"request {victim} attends otherwise than golden from output token {moved.step} on ({where_moved}){by}"
     if not evidence.breaches:
         return f"request {victim} {_unseen(evidence)}{by}"

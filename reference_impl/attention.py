@@ -125,6 +125,7 @@ class Attended:
     entropy: NDArray[np.float32]  # [layers, heads] nats
     top: NDArray[np.int32]  # [layers, heads, 3] distances of the keys of largest probability; -1 = no such key
     foreign: NDArray[np.float32]  # [layers, heads] probability of keys that are not the sequence's own
+    whose: Mapping[str, NDArray[np.float32]]  # [layers, heads] of it, by the request whose K/V they are; "" nobody's
 
 
 class LastQueries:

@@ -40,7 +40,7 @@ class Breach:
     block: int
     requests: tuple[str, ...]  # who holds it, or reads or writes it and whose K/V it holds
     told: str
-    owner: Owner | None = None  # of what the first of the slots in question holds, where that is another's
+    owners: tuple[Owner, ...] = ()  # of what the slots in question hold, where that is another's; one for each request
 
     def __str__(self) -> str:
         return f"{self.rule}: block {self.block} {self.told}"
@@ -170,15 +170,19 @@ class Auditor:
     def _others(
         self, rule: Rule, request: str | None, use: str, positions: Indices, slots: Indices
     ) -> Iterator[Breach]:
-        """A breach for each block among `slots`, which hold another's K/V where `positions` are looked for."""
+        """A breach for each block among `slots`, which hold others' K/V where `positions` are looked for."""
         blocks = slots // self._cache.block_size
         for block in _unique(blocks):
-            at = int(np.flatnonzero(blocks == block)[0])
+            there = np.flatnonzero(blocks == block)
+            at = int(there[0])
             owner = self._tags.owner(int(slots[at]))
+            every = [self._tags.owner(int(slots[i])) for i in there]
+            owners = {one.request: one for one in reversed(every) if one}
             holds = f"token {owner.token} at position {owner.position} of {owner.request}" if owner else "nobody's K/V"
             requests = (request, owner.request if owner else None)
             told = f"{use} for position {positions[at]} and holds {holds}"
-            yield Breach(rule, block, tuple(one for one in requests if one is not None), told, owner)
+            named = tuple(one for one in requests if one is not None)
+            yield Breach(rule, block, named, told, tuple(owners.values()))
 
     # Recounted.
 

@@ -90,6 +90,11 @@ class OwnerTags:
         assert name is not None
         return Owner(name, position, token, None if tenant == NOBODY else self._names[tenant], epoch)
 
+    def owners(self, slots: Indices) -> dict[str, NDArray[np.bool_]]:
+        """Each request that any of `slots` [T] belong to, "" for nobody, and whether each of them does [T]."""
+        requests = self.values[0, slots]
+        return {self._names[i] or "" if i != NOBODY else "": requests == i for i in np.unique(requests).tolist()}
+
     def copy(self, source: int, target: int) -> None:
         """A block was copied: the target holds what the source does."""
         self.values[:, self.slots([target])] = self.values[:, self.slots([source])]

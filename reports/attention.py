@@ -63,7 +63,15 @@ def told(record: dict[str, Any], token: int | None) -> str:
         side = "before" if step < token else "after"
         when = f"{count(abs(token - step), 'token')} {side} the first changed token (step {token})"
     where = f"layer {record['layer']}, head {record['head']}, shift {number(record['shift'])}"
-    return f"Attention moved at step {step}, {when}: {where}."
+    return f"Attention moved at step {step}, {when}: {where}." + _met(record.get("foreign", ()))
+
+
+def _met(foreign: Sequence[tuple[str, float]]) -> str:
+    """Whose keys were met, in one sentence; none where the engine has no owner tags or met no other's."""
+    if not foreign:
+        return ""
+    parts = [f"{number(most)} to keys of {f'request {owner}' if owner else 'nobody'}" for owner, most in foreign]
+    return f" By owner tags a head gave up to {', '.join(parts)}."
 
 
 def _strip(excess: Sequence[float]) -> svg.Figure:

@@ -58,6 +58,8 @@ class AttentionRecord:
     golden_maximum: float
     engine_entropy: float  # nats
     golden_entropy: float
+    # By owner tags: whose keys were met ("" = nobody's), and the most probability that went there at any step.
+    foreign: tuple[tuple[str, float], ...] = ()  # largest first
 
 
 @dataclass(frozen=True)

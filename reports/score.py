@@ -9,6 +9,7 @@ from statistics import median
 from kvfence.reports.text import count, literal
 
 ORACLES = ("golden", "canary", "attention", "blocks", "kv", "side", "twin")
+TAGS = "owner tags"  # what a source that is told by them is said to be found by
 MARK = {True: "x", False: "", None: "?"}
 COLUMNS = ("fault", "class", "report", "exercised", "seen in", *ORACLES, "named", "source", "tokens", "seconds")
 
@@ -40,6 +41,7 @@ class FaultRecord:
     failed: str  # what broke meanwhile, in a line
     named_how: str = ""  # what is known that the name goes by
     named_kind: str = ""  # of what kind that is
+    source_how: str = ""  # how the source was found
 
 
 def write_line(record: FaultRecord, file: Path) -> None:
@@ -65,7 +67,9 @@ def summary(records: Sequence[FaultRecord]) -> list[str]:
         lines.append(f"to detection, median: {cost}")
     if attributed := [record for record in seen if record.source_right is not None]:
         right = sum(bool(record.source_right) for record in attributed)
-        lines.append(f"source named right: {right} of {len(attributed)} that have one")
+        tagged = sum(record.source_how.startswith(TAGS) for record in attributed)
+        by_tags = f"; {tagged} of these by owner tags, which the truth goes by, too" if tagged else ""
+        lines.append(f"source named right: {right} of {len(attributed)} that have one{by_tags}")
     for made in (True, False):
         if named := [record for record in seen if record.held_out is not made]:
             classes = sum(record.named == record.fault_class for record in named)

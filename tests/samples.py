@@ -249,7 +249,10 @@ def hostile() -> list[Record]:
         victim=HOSTILE, summary=HOSTILE, source=HOSTILE, source_case=HOSTILE, source_how=HOSTILE, oracles=(HOSTILE,),
         explanation=vague, prompt_text=HOSTILE, spellings=(spelled,),
         trace=replace(trace, owners=(HOSTILE,) * STEPS),
-        attention=replace(attention(), engine_top=(Key(3, 1, HOSTILE, 0.5),), golden_top=(Key(4, 2, HOSTILE, None),)),
+        attention=replace(
+            attention(), engine_top=(Key(3, 1, HOSTILE, 0.5),), golden_top=(Key(4, 2, HOSTILE, None),),
+            foreign=((HOSTILE, 0.5),),
+        ),
     )  # fmt: skip
     sender = replace(base.requests[0], request=HOSTILE, group=HOSTILE, secret=HOSTILE)
     worst = replace(

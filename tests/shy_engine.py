@@ -78,7 +78,8 @@ def _one_farther(attention: Attention) -> Attention:
 
 
 def _more(attention: Attention) -> Attention:
-    return Attention(*(np.concatenate([part, part[:, :1]], axis=1) for part in vars(attention).values()))
+    parts = (attention.rows, attention.maximum, attention.entropy, attention.top)
+    return Attention(*(np.concatenate([part, part[:, :1]], axis=1) for part in parts))
 
 
 def open_engine(model: str, config: EngineConfig) -> ShyEngine:

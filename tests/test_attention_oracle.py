@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,22 @@ def test_what_is_read_behind_the_end_is_told():
     rows = engine(0.6 * golden, at)
     evidence = shown(Comparison(rows, LAYERS), golden).examine(LIMITS)
     assert evidence.beyond == pytest.approx(0.4, abs=1e-6)
+
+
+def test_a_key_of_anothers_is_no_noise_however_little_is_given_to_it():
+    golden, at = distributions()
+    seen = engine(golden, at)
+    mass = {name: np.zeros((N, LAYERS, HEADS), np.float32) for name in ("case/B", "", "case/C")}
+    none = shown(Comparison(replace(seen, foreign=mass), LAYERS), golden)
+    assert none.examine(LIMITS) is None
+    mass["case/B"][2, 1, 0], mass[""][1, 0, 1] = 1e-6, 2e-6
+    evidence = shown(Comparison(replace(seen, foreign=mass), LAYERS), golden).examine(LIMITS)
+    assert evidence.step == 1
+    assert evidence.foreign == (("", pytest.approx(2e-6)), ("case/B", pytest.approx(1e-6)))
+    moved = golden.clone()
+    moved[0, 0, 2] += torch.tensor([0.05, -0.05, 0, 0, 0, 0])
+    plain = shown(Comparison(replace(engine(moved, at), foreign=mass), LAYERS), golden).examine(LIMITS)
+    assert (plain.step, plain.foreign) == (2, evidence.foreign)
 
 
 def test_thresholds_are_four_times_the_noise_of_clean_runs_and_never_finer_than_a_probability_can_be_told():

@@ -30,7 +30,7 @@ def told(played, name, cached, emptied):
     changed = tuple(
         replace(one, cached_tokens=cached) if scenario.short(one.id) == name else one for one in was.completions
     )
-    stage = Stage(scenario, replace(was, completions=changed), layout, (), emptied)
+    stage = Stage(scenario, replace(was, completions=changed), layout, (), emptied=emptied)
     found = {answer.prompt.name: answer.side for answer in stage.answers((), {})}
     assert not any(side for other, side in found.items() if other != name)
     return found[name]
@@ -39,6 +39,16 @@ def told(played, name, cached, emptied):
 def test_what_nobody_sent_may_have_been_there_before(played):
     assert told(played, "x0", 1, emptied=True).source is None
     assert told(played, "x0", 1, emptied=False) is None
+
+
+@pytest.mark.parametrize(("block_size", "told"), [(16, "the cache was not hit by"), (64, "")])
+def test_a_hit_is_asked_for_where_a_block_of_the_engines_could_be_shared(played, block_size, told):
+    scenario, was, layout = played
+    none = tuple(replace(one, cached_tokens=0) for one in was.completions)
+    stage = Stage(scenario, replace(was, completions=none), layout, (), block_size=block_size)
+    assert scenario.hits
+    assert stage.silent.startswith(told)
+    assert bool(stage.silent) == bool(told)
 
 
 @pytest.mark.parametrize("emptied", [True, False])

@@ -57,6 +57,12 @@ def test_who_begins_with_the_same_tokens_has_the_same_kv():
     assert score("uaf-dst.cancel", "transfer.fetched").source_right is True
 
 
+def test_owner_tags_tell_whose_keys_were_met():
+    record = score("common-pfx.count", "fork.more-than-fit", watch=None)
+    assert record.source_right is True
+    assert record.source_how.startswith("owner tags: ")
+
+
 def test_tokens_alone_see_less():
     settings = Settings("reference", "canary", "scenarios", cases=("key.salts-float32",), watch=(), in_process=True)
     bench = Bench(settings, Plan(settings), tokens_only=True)

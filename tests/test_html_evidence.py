@@ -95,7 +95,9 @@ def test_maps_out_of_the_ordinary_still_draw(odd: tuple[tuple[float, ...], ...])
 )
 def test_when_attention_moved(step: int, token: int | None, words: str) -> None:
     record = samples.line(case(replace(FOUND, attention=watched.attention(step))))["findings"][0]["attention"]
-    assert told(record, token) == f"{words}, shift 0.66."
+    met = "By owner tags a head gave up to 0.58 to keys of request B0, 0.03 to keys of nobody."
+    assert told(record, token) == f"{words}, shift 0.66. {met}"
+    assert told({**record, "foreign": []}, token) == f"{words}, shift 0.66."
 
 
 def test_the_first_changed_token_is_beyond_rounding() -> None:

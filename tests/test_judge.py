@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import samples
+import watched
 
 from kvfence.adapters.api import Completion
 from kvfence.conformance.case import Case
 from kvfence.conformance.control import Control
-from kvfence.conformance.judge import rule
+from kvfence.conformance.judge import foremost, rule
 from kvfence.prompts.edges import EDGES
 from kvfence.reports.outcome import Outcome
 
@@ -47,6 +50,18 @@ def test_a_finding_stands_whatever_was_not_shown():
     found = samples.finding("A0", "B0", 2, 3, case="x")
     result = rule(case("serial"), Control(17, 17, 0), 16, (found,), 0, "nothing was shown")
     assert (result.outcome, result.reason, result.findings) == (Outcome.VIOLATES, found.summary, (found,))
+
+
+def test_told_first_is_whose_source_is_known_and_what_is_more_than_a_trace():
+    attention = watched.attention()
+    trace = replace(attention, excess=(0.5,) * len(attention.excess))
+    plain = samples.finding("A0", "B0", 2, 3, case="x")
+    nobody = replace(plain, victim="A1", source=None, first_step=0)
+    faint = replace(plain, victim="A2", oracles=("attention",), attention=trace, first_step=0)
+    late = replace(plain, victim="A3", oracles=("attention",), attention=attention, first_step=5)
+    assert foremost([nobody, faint, late, plain]) is plain
+    assert foremost([nobody, faint, late]) is late
+    assert foremost([nobody, faint]) is faint
 
 
 def test_ties_are_told():

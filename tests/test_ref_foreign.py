@@ -167,6 +167,8 @@ def test_foreign_mass_is_what_falls_on_anothers_block(model, entry):
         sequence.attention[-1].foreign, mass[..., entry * SIZE : (entry + 1) * SIZE].sum(-1), atol=1e-5
     )
     assert sequence.attention[-1].foreign.max() > 1e-3
+    np.testing.assert_allclose(sequence.attention[-1].whose["other"], sequence.attention[-1].foreign, rtol=1e-6)
+    assert sequence.attention[-2].whose == {}
     # The rows tell the same mass by distance, whosever it is.
     np.testing.assert_allclose(sequence.attention[-1].rows, mass[..., ::-1], atol=1e-5)
 
@@ -224,3 +226,9 @@ def test_a_query_owns_no_key_behind_it():
     attended = observer.attended(row)
     assert [one.foreign.shape for one in attended] == [(2, 5)] * 3
     assert [one.foreign[1, 4] * 8 for one in attended] == [1 + 4, 1 + 3, 1 + 2]
+    # The keys behind the queries are of the row itself, guessed, and of nobody; none of them is seen by a real pass.
+    assert [{name: mass[1, 4] * 8 for name, mass in one.whose.items()} for one in attended] == [
+        {"a": 2, "b": 1, "": 2},
+        {"a": 1, "b": 1, "": 2},
+        {"a": 0, "b": 1, "": 2},
+    ]

@@ -26,6 +26,7 @@ def attention(step: int = 4, layer: int = 2, head: int = 5) -> AttentionRecord:
         golden_maximum=0.41,
         engine_entropy=1.37,
         golden_entropy=2.25,
+        foreign=(("B0", 0.58), ("", 0.03)),
     )
 
 

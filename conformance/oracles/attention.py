@@ -1,7 +1,8 @@
-"""Oracle `attention`: does a request attend otherwise than golden does, given the same tokens?
+"""Oracle `attention`: does a request attend to others' keys, or otherwise than golden does, given the same tokens?
 
 For each output step, layer and head the total variation distance between the engine's distribution and golden's is
-held against the most that clean runs of the engine showed. Where attention is concentrated is shown, never judged.
+held against the most that clean runs of the engine showed. Where the engine tags slots with their owners, probability
+of another's key is no noise, however small. Where attention is concentrated is shown, never judged.
 """
 
 import math
@@ -41,7 +42,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class AttentionEvidence:
-    """That attention moved: first at `step`, there most in `layer` and `head` relative to its threshold."""
+    """That attention moved, or else met others' keys: first at `step`, there most in `layer` and `head`."""
 
     step: int
     layer: int
@@ -51,6 +52,8 @@ class AttentionEvidence:
     engine: Peak
     golden: Peak
     beyond: float  # most probability, of any layer and head at that step, that went to keys which are not its own
+    # Whose keys were met ("" = nobody's), and the most probability that went there at any step; largest first.
+    foreign: tuple[tuple[str, float], ...]
 
 
 class Comparison:
@@ -85,6 +88,9 @@ class Comparison:
         excess = self.shifts / thresholds.values
         # Written so that NaN, from an engine that overflowed, is a shift.
         moved = ~(excess <= 1).all(axis=(1, 2))
+        if not moved.any():  # then what is others' is all there is to tell of
+            for mass in self._engine.foreign.values():
+                moved |= (mass > 0).any(axis=(1, 2))
         if not moved.any():
             return None
         step = int(moved.argmax())
@@ -97,7 +103,9 @@ class Comparison:
         )
         golden = _peak(self._maximum[where], self._entropy[where], self._top[where], self._probable[where])
         beyond = float(1 - seen.rows[step].sum(-1).min())
-        return AttentionEvidence(step, layer, head, self.shifts, excess, engine, golden, beyond)
+        met = {owner: float(mass.max()) for owner, mass in seen.foreign.items()}
+        foreign = tuple(sorted(((o, p) for o, p in met.items() if p > 0), key=lambda pair: (-pair[1], pair[0])))
+        return AttentionEvidence(step, layer, head, self.shifts, excess, engine, golden, beyond, foreign)
 
 
 def _at(rows: NDArray[np.float32], top: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -23,6 +23,7 @@ QUICK = (
     "conversation.edited", "fork.more-than-fit", "key.adapters", "key.adapters-by-turns", "key.adapters-evicted",
     "key.media", "key.media-evicted", "key.salts-evicted", "key.salts-on-every-path", "key.weights",
     "key.weights-evicted", "preempt.for-room", "preempt.for-room-with-a-prefix", "preempt.in-its-prompt",
-    "prefix.many", "prefix.polynomial-twins", "speculative.misled", "transfer.fetched", "transfer.just-pushed-out",
-    "transfer.pushed-out-meanwhile", "transfer.same-block-elsewhere", "transfer.withdrawn-on-return",
+    "prefix.many", "prefix.polynomial-twins", "speculative.misled", "transfer.asked-for-again", "transfer.fetched",
+    "transfer.just-pushed-out", "transfer.pushed-out-meanwhile", "transfer.same-block-elsewhere",
+    "transfer.withdrawn-on-return",
 )  # fmt: skip

@@ -267,6 +267,20 @@ def just_pushed_out(cast: Cast) -> None:
         before = cast.ask(f"A{i}-later", again, after=before, n=36)
 
 
+@scenario("transfer.whole", SMALL)
+def asked_for_again(cast: Cast) -> None:
+    """A prefix that a small store still has, asked for while others put what they write into it; at four moments."""
+    before = None
+    for i in range(4):
+        prefix = cast.prefix(3)
+        before = cast.ask(f"A{i}", prefix, after=before, n=4)
+        before = cast.ask(f"B{i}", cast.prefix(4), after=before, n=4)
+        runs = cast.ask(f"runs{i}", cast.prefix(1), after=before, n=40)
+        cast.ask(f"A{i}-later", cast.write(f"A{i}-later", prefix, share=0.9), at=(runs, 2 + 4 * i))
+        cast.ask(f"C{i}", cast.prefix(2), at=(runs, 2 + 4 * i), n=20)
+        before = cast.ask(f"A{i}-again", cast.write(f"A{i}-again", prefix, share=0.9), after=runs)
+
+
 @scenario("accounting.returns-all", TIGHT)
 def churn(cast: Cast) -> None:
     """Many that come, are withdrawn and end; at the end one that needs almost the whole pool."""
