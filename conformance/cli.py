@@ -1,4 +1,4 @@
-"""The command line: `kvfence run | search | replay | diagnose | faults | baseline | report | list | model | ledger`."""
+"""The command line: `kvfence run | search | replay | diagnose | faults | baseline | compare | report | list | ...`."""
 
 import sys
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kvfence.conformance.cli_baseline import baseline
+from kvfence.conformance.cli_compare import compare
 from kvfence.conformance.cli_schedules import diagnose, replay, search
 from kvfence.conformance.one_line import OneLine, or_one_line
 from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, UsageError, engine_arguments
@@ -19,7 +20,7 @@ def main() -> None:
     """Show whether one request's KV cache leaks into another request's output."""
 
 
-for command in (replay, diagnose, search, baseline):
+for command in (replay, diagnose, search, baseline, compare):
     main.add_command(command)
 
 
