@@ -9,6 +9,7 @@ import click
 
 from kvfence.conformance.cli_baseline import baseline
 from kvfence.conformance.cli_compare import compare
+from kvfence.conformance.cli_demo import demo
 from kvfence.conformance.cli_doctor import doctor
 from kvfence.conformance.cli_schedules import diagnose, replay, search
 from kvfence.conformance.one_line import OneLine, or_one_line
@@ -21,7 +22,7 @@ def main() -> None:
     """Show whether one request's KV cache leaks into another request's output."""
 
 
-for command in (replay, diagnose, search, baseline, compare, doctor):
+for command in (replay, diagnose, search, baseline, compare, doctor, demo):
     main.add_command(command)
 
 

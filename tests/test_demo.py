@@ -1,0 +1,33 @@
+"""The demo shows what it says it shows."""
+
+from dataclasses import replace
+
+from click.testing import CliRunner
+
+from kvfence.conformance import demo
+from kvfence.conformance.cli import main
+from kvfence.reports.records import read
+
+
+def test_the_leak_is_shown_and_nothing_without_it(tmp_path):
+    result = CliRunner().invoke(main, ["demo", "--report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "answered, from token" in result.output
+    assert "looks like REFCOUNT" in result.output
+    outcomes = [read(tmp_path / act.folder).outcomes for act in demo.ACTS]
+    assert outcomes == [[act.expected] for act in demo.ACTS]
+    assert all((tmp_path / act.folder / "report.html").stat().st_size for act in demo.ACTS)
+
+
+def test_a_leak_that_is_not_seen_is_no_success(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "ACTS", (replace(demo.ACTS[-1], fault=""),))
+    result = CliRunner().invoke(main, ["demo", "--report", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "conforms" in result.output
+
+
+def test_a_folder_that_cannot_be_written_is_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(main, ["demo", "--report", str(tmp_path / "file")])
+    assert result.exit_code == 2
+    assert "cannot write to report folder" in result.output
