@@ -47,8 +47,11 @@ for command in (replay, diagnose, search, baseline, compare, doctor, demo):
 @click.option("--require-level", type=click.Choice(LEVELS), help="What a case must have been looked at to conform.")
 @click.option("--baseline", type=click.Path(path_type=Path), help="Violations that are known; see `kvfence baseline`.")
 @click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
-def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], **options: Any) -> None:
-    """Run the suite on an engine; leave records, report.html and junit.xml.
+@click.option("--json", "as_json", is_flag=True, help="For machines: what came of it as one JSON object.")
+def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Run the suite on an engine; leave records, report.html, summary.md and junit.xml.
+
+    Under GitHub Actions violations become annotations, and the summary goes into the job's.
 
     Exit code: 0 nothing violated and all decided, 1 violations, 2 bad usage or the engine did not start,
     3 undecided cases.
@@ -60,7 +63,7 @@ def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], 
 
     try:
         settings = Settings(report=report_folder, cases=patterns, engine_args=engine_arguments(pairs), **options)
-        code = follow(settings)
+        code = follow(settings, as_json=as_json)
     except UsageError as error:
         raise OneLine(str(error)) from error
     except KeyboardInterrupt:
@@ -140,6 +143,7 @@ def faults_list() -> None:
 @click.option("--black-box", is_flag=True, help="Judge answers only: no block log, no K/V, no attention.")
 @click.option("--tokens-only", is_flag=True, help="See only that tokens are not golden's, as a regression test would.")
 @click.option("--report", "folder", default="kvfence-faults", show_default=True, type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on where a run into the same folder was cut short.")
 @click.option("--in-process", is_flag=True, help="Engine in this process: faster, and for a debugger.")
 def faults_run(
     names: tuple[str, ...],
@@ -149,6 +153,7 @@ def faults_run(
     black_box: bool,
     tokens_only: bool,
     folder: Path,
+    resume: bool,
     in_process: bool,
 ) -> None:
     """Run the suite against planted faults, each until a case sees it; leave faults.md and faults.ndjson.
@@ -164,7 +169,7 @@ def faults_run(
     settings = or_one_line(
         lambda: Settings("reference", model, profile, cases=patterns, watch=watch, in_process=in_process)
     )
-    sys.exit(or_one_line(lambda: score(settings, names, folder, tokens_only)))
+    sys.exit(or_one_line(lambda: score(settings, names, folder, tokens_only, resume)))
 
 
 @main.command()

@@ -146,12 +146,12 @@ def ask(
     owners: Owners,
     layout: Layout,
 ) -> Evidence:
-    """Ask the oracles about one request; without `thresholds` attention is not judged."""
+    """Ask the oracles about one request; without `thresholds` attention is judged by owner tags only."""
     prompt, completion = observation.prompt, observation.completion
     golden = examine(completion.tokens, completion.logprobs, observation.verification, tolerance)
     words = layout.words(completion.tokens)
     step = golden.divergence.step if golden.divergence else -1
-    moved = observation.attention.examine(thresholds) if observation.attention and thresholds else None
+    moved = observation.attention.examine(thresholds or Thresholds.boundless()) if observation.attention else None
     return Evidence(
         golden,
         tuple(spellings(words, prompt.words, owners, case)),

@@ -1,7 +1,7 @@
 """Faults planted in the reference engine, and the suite run against each of them until it sees it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -244,8 +244,13 @@ def listing() -> Iterator[tuple[str, str, str]]:
         yield "(later)", fault_class, reason
 
 
-def against(settings: Settings, names: Several[str], tokens_only: bool = False) -> Iterator[FaultRecord]:
-    """Score the planted faults of these names, after the engine without one. Raises UsageError for an unknown name."""
+def against(
+    settings: Settings, names: Several[str], tokens_only: bool = False, done: Collection[tuple[str, str]] = ()
+) -> Iterator[FaultRecord]:
+    """Score the planted faults of these names, after the engine without one. Raises UsageError for an unknown name.
+
+    What is `done` is left out: (name, ""), and of the engine without a fault ("", what it is set up with).
+    """
     patterns = names or ("*",)
     chosen = [defect for name, defect in DEFECTS.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if not chosen:
@@ -255,9 +260,11 @@ def against(settings: Settings, names: Several[str], tokens_only: bool = False) 
     try:
         chosen = [defect for defect in chosen if defect.window == bool(plan.model.window)]
         setups = {_settings(defect): defect for defect in chosen}
-        for needed in {"": None, **setups}.values():
-            yield bench.score(None, needed)
+        for about, needed in {"": None, **setups}.items():
+            if ("", about) not in done:
+                yield bench.score(None, needed)
         for defect in chosen:
-            yield bench.score(defect)
+            if (defect.name, "") not in done:
+                yield bench.score(defect)
     finally:
         bench.close()

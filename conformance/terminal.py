@@ -1,5 +1,6 @@
 """A run as seen in a terminal: progress while it goes, a summary that fits a screen when it ends."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,19 +15,19 @@ from kvfence.conformance.plan import Plan
 from kvfence.conformance.replay import replayed
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite, new_run
-from kvfence.reports import groups, html, junit
+from kvfence.reports import digest, groups, html, junit
 from kvfence.reports.coverage import coverage
 from kvfence.reports.file import write
 from kvfence.reports.outcome import Outcome, exit_code
-from kvfence.reports.records import CaseRecord, read
-from kvfence.reports.score import FaultRecord, markdown, summary, write_line
+from kvfence.reports.records import CaseRecord, Run, read
+from kvfence.reports.score import kept, markdown, summary, write_line
 from kvfence.reports.text import count, shown
 
 STYLES = {Outcome.CONFORMS: "green", Outcome.VIOLATES: "bold red"}
 SHOWN = 10  # cases named in the summary
 
 
-def follow(settings: Settings, plan: Plan | None = None) -> int:
+def follow(settings: Settings, plan: Plan | None = None, as_json: bool = False) -> int:
     """Run the suite with progress on stderr and a summary on stdout; returns the exit code. Raises UsageError."""
     plan = plan or Plan(settings)
     with Suite(settings, plan, new_run()) as suite:
@@ -44,14 +45,29 @@ def follow(settings: Settings, plan: Plan | None = None) -> int:
             # Also after an interrupt, and by what lies on the disk: it may come before a record is handed on.
             if read(settings.report, suite.run).cases:
                 write_reports(settings.report, suite.run)
+    recorded = read(settings.report, suite.run)
+    if as_json:
+        click.echo(digest.as_json(recorded, code))
+        return code
     for line in outdated:
         click.echo(f"baseline: {line}")
     _summarise(records, settings, code)
     for reason, n in plan.left_out.items():
         click.echo(f"{count(n, 'scenario')} left out: {shown(reason)}")
-    if covered := coverage(read(settings.report, suite.run)):
+    if covered := coverage(recorded):
         click.echo(covered.told)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        _tell_github(recorded)
     return code
+
+
+def _tell_github(run: Run) -> None:
+    """Annotations, and the summary of the job where there is a file for it."""
+    for line in digest.annotations(run):
+        click.echo(line)
+    if file := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(file).open("a", encoding="utf-8") as handle:
+            handle.write(digest.markdown(run))
 
 
 def diagnosis(settings: Settings) -> int:
@@ -72,21 +88,28 @@ def diagnosis(settings: Settings) -> int:
     return code
 
 
-def score(settings: Settings, names: Sequence[str], folder: Path, tokens_only: bool = False) -> int:
+def score(
+    settings: Settings, names: Sequence[str], folder: Path, tokens_only: bool = False, resume: bool = False
+) -> int:
     """Score planted faults, a line for each as it comes, and leave the table; returns the exit code.
 
-    Raises UsageError for names of none, and for a folder that cannot be written.
+    With `resume` what the folder has of them is kept. Raises UsageError for names of none, for a folder that cannot be
+    written, and for one whose records cannot be gone on with.
     """
     from kvfence.conformance.faults import against
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "faults.ndjson").write_text("", encoding="utf-8")
+        records = kept(folder / "faults.ndjson") if resume else []
+        if not resume:
+            (folder / "faults.ndjson").write_text("", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; name another with --report") from error
-    records: list[FaultRecord] = []
+    except ValueError as error:
+        raise UsageError(f"{folder / 'faults.ndjson'} cannot be gone on with: {error}") from error
+    done = {(record.fault, "" if record.fault else record.about) for record in records}
     try:
-        for record in against(settings, names, tokens_only):
+        for record in against(settings, names, tokens_only, done):
             records.append(record)
             write_line(record, folder / "faults.ndjson")
             seen = f"{', '.join(record.oracles)} in {record.case}" if record.detected else "not seen"
@@ -106,7 +129,12 @@ def score(settings: Settings, names: Sequence[str], folder: Path, tokens_only: b
 def write_reports(folder: Path, run: str | None = None) -> list[Path]:
     """Make every report of a run from its records. Raises RecordError."""
     recorded = read(folder, run)
-    renders = {"report.html": html.render, "junit.xml": junit.render, "groups.md": groups.markdown}
+    renders = {
+        "report.html": html.render,
+        "junit.xml": junit.render,
+        "summary.md": digest.markdown,
+        "groups.md": groups.markdown,
+    }
     for name, render in renders.items():
         write(render(recorded), folder / name)
     return [folder / name for name in renders]

@@ -101,7 +101,7 @@ class Trial:
         observe = self.settings.observe
         ties = sum(len(e.golden.ties) for e in evidence)
         unseen = scale.fault or driven.reason or not_shown(driven, observe)
-        soft = all({"golden", "attention"}.issuperset(found.oracles) for found in findings)
+        soft = all({"golden", "attention"}.issuperset(found.oracles) and not _tagged(found) for found in findings)
         if scale.doubt and soft and not any(e.golden.overflowed for e in evidence):
             ruling = Ruling(Outcome.INCONCLUSIVE, unseen or scale.doubt, (), ties)
         else:
@@ -196,6 +196,11 @@ class Trial:
             return ()
         self._decoded += 1
         return golden.output(observation.prompt.tokens, len(tokens))
+
+
+def _tagged(finding: Finding) -> bool:
+    """Whether owner tags show that others' keys were met, which is no noise."""
+    return finding.attention is not None and bool(finding.attention.foreign)
 
 
 def _asked(driven: Driven, observations: Sequence[Observation], scale: Calibration) -> tuple[str, ...]:

@@ -63,7 +63,8 @@ def told(record: dict[str, Any], token: int | None) -> str:
         side = "before" if step < token else "after"
         when = f"{count(abs(token - step), 'token')} {side} the first changed token (step {token})"
     where = f"layer {record['layer']}, head {record['head']}, shift {number(record['shift'])}"
-    return f"Attention moved at step {step}, {when}: {where}." + _met(record.get("foreign", ()))
+    did = "moved" if any(not value <= 1 for value in record["excess"]) else "met others' keys"
+    return f"Attention {did} at step {step}, {when}: {where}." + _met(record.get("foreign", ()))
 
 
 def _met(foreign: Sequence[tuple[str, float]]) -> str:

@@ -53,7 +53,23 @@ def write_line(record: FaultRecord, file: Path) -> None:
 def read_lines(file: Path) -> list[FaultRecord]:
     """What `write_line` has left. Raises ValueError for a line that is none of its."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    return [FaultRecord(**{**(line := json.loads(text)), "oracles": tuple(line["oracles"])}) for text in lines]
+    try:
+        return [FaultRecord(**{**(line := json.loads(text)), "oracles": tuple(line["oracles"])}) for text in lines]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a line is no score of a fault ({error})") from error
+
+
+def kept(file: Path) -> list[FaultRecord]:
+    """What a run that was cut short has left, its last line dropped from the file where that is not whole.
+
+    Raises ValueError for a file that holds something else.
+    """
+    if not file.exists():
+        return []
+    text = file.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        file.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+    return read_lines(file)
 
 
 def summary(records: Sequence[FaultRecord]) -> list[str]:

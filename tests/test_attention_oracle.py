@@ -104,10 +104,13 @@ def test_a_key_of_anothers_is_no_noise_however_little_is_given_to_it():
     assert none.examine(LIMITS) is None
     mass["case/B"][2, 1, 0], mass[""][1, 0, 1] = 1e-6, 2e-6
     evidence = shown(Comparison(replace(seen, foreign=mass), LAYERS), golden).examine(LIMITS)
-    assert evidence.step == 1
+    assert (evidence.step, evidence.layer, evidence.head) == (1, 0, 1)
     assert evidence.foreign == (("", pytest.approx(2e-6)), ("case/B", pytest.approx(1e-6)))
     moved = golden.clone()
     moved[0, 0, 2] += torch.tensor([0.05, -0.05, 0, 0, 0, 0])
+    assert compared((moved, at), golden).examine(Thresholds.boundless()) is None
+    unjudged = shown(Comparison(replace(engine(moved, at), foreign=mass), LAYERS), golden)
+    assert unjudged.examine(Thresholds.boundless()).step == 1
     plain = shown(Comparison(replace(engine(moved, at), foreign=mass), LAYERS), golden).examine(LIMITS)
     assert (plain.step, plain.foreign) == (2, evidence.foreign)
 

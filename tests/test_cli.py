@@ -103,6 +103,13 @@ def test_a_broken_engine_is_red_and_the_source_named(kvfence, tmp_path):
     assert "of request A0" in again.stdout
 
 
+def test_json_is_all_there_is_on_stdout(kvfence, tmp_path):
+    done = kvfence(*ROGUE, "--case", "independent-canary-block+1-partner-c2-*", "--json", expect=0)
+    told = json.loads(done.stdout)
+    assert (told["exit_code"], told["outcomes"], told["cases"]) == (0, {"conforms": 1}, [])
+    assert (tmp_path / "kvfence-report" / "summary.md").read_text().startswith("# kvfence: nothing violated")
+
+
 def test_undecided_cases_are_exit_3(kvfence):
     done = kvfence(*ROGUE, "--engine-arg", "how=short", "--case", "independent-*-c2-*", expect=3)
     assert "suite-error 2 cases: request" in done.stdout.replace("\n", " ")

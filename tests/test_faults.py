@@ -107,6 +107,30 @@ def test_the_command_line_leaves_a_table_and_lines(tmp_path):
     assert "without a fault, in 2 setups: 0 false alarms in 6 cases" in result.output
 
 
+def test_a_run_that_was_cut_short_is_gone_on_with(tmp_path):
+    arguments = ["faults", "run", "key-salt.ignored", "--case", "key.salts-float32", "--report", str(tmp_path)]
+    arguments += ["--black-box", "--in-process", "--resume"]
+    file = tmp_path / "faults.ndjson"
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    first = file.read_text(encoding="utf-8")
+    clean, fault = first.splitlines()
+    file.write_text(f"{clean}\n{fault[:40]}", encoding="utf-8")  # killed while it wrote
+    result = CliRunner().invoke(main, arguments)
+    assert "no fault" not in result.output
+    assert "1 fault, 1 exercised, 1 detected" in result.output
+    assert "without a fault, in 1 setup" in result.output
+    again = file.read_text(encoding="utf-8").splitlines()
+    assert again[0] == clean
+    assert json.loads(again[1])["fault"] == "key-salt.ignored"
+    whole = CliRunner().invoke(main, arguments)
+    assert file.read_text(encoding="utf-8").splitlines() == again
+    assert "1 detected" in whole.output
+    file.write_text('{"other": 1}\n', encoding="utf-8")
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "cannot be gone on with" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -98,6 +98,8 @@ def test_when_attention_moved(step: int, token: int | None, words: str) -> None:
     met = "By owner tags a head gave up to 0.58 to keys of request B0, 0.03 to keys of nobody."
     assert told(record, token) == f"{words}, shift 0.66. {met}"
     assert told({**record, "foreign": []}, token) == f"{words}, shift 0.66."
+    traces = told({**record, "excess": [0.5, 1.0]}, token)
+    assert traces == f"{words.replace('moved', 'met others' + chr(39) + ' keys')}, shift 0.66. {met}"
 
 
 def test_the_first_changed_token_is_beyond_rounding() -> None:

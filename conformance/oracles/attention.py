@@ -26,6 +26,11 @@ class Thresholds:
     values: NDArray[np.float32]
 
     @classmethod
+    def boundless(cls) -> "Thresholds":
+        """Where noise is not known: only owner tags can tell then."""
+        return cls(np.array(np.inf, np.float32))
+
+    @classmethod
     def of(cls, clean: NDArray[np.float32], resolution: float) -> "Thresholds":
         """From shifts [positions, layers, heads] of clean runs and the rounding step of a probability near 1."""
         return cls(FACTOR * np.maximum(clean.max(0), resolution).astype(np.float32))
@@ -87,14 +92,14 @@ class Comparison:
         """The first step at which attention moved by more than noise, or None."""
         excess = self.shifts / thresholds.values
         # Written so that NaN, from an engine that overflowed, is a shift.
-        moved = ~(excess <= 1).all(axis=(1, 2))
+        moved, weight = ~(excess <= 1), excess
         if not moved.any():  # then what is others' is all there is to tell of
-            for mass in self._engine.foreign.values():
-                moved |= (mass > 0).any(axis=(1, 2))
+            weight = sum(self._engine.foreign.values(), np.zeros_like(excess))
+            moved = weight > 0
         if not moved.any():
             return None
-        step = int(moved.argmax())
-        at = np.unravel_index(int(np.nan_to_num(excess[step], nan=np.inf).argmax()), excess.shape[1:])
+        step = int(moved.any(axis=(1, 2)).argmax())
+        at = np.unravel_index(int(np.nan_to_num(weight[step], nan=np.inf).argmax()), excess.shape[1:])
         layer, head = int(at[0]), int(at[1])
         where = (step, layer, head)
         seen = self._engine
