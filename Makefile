@@ -63,7 +63,8 @@ $(VLLM_STAMP): pyproject.toml
 	touch $@
 
 # The suite against every planted fault: all that can be observed, answers alone, tokens on random weights. With -j2 two
-# of these run at a time; what was cut short is gone on with. A fault that is missed is no error here: the page tells.
+# of these run at a time. RESUME=--resume goes on, with the same code, where it was cut short. A fault that is missed is no
+# error here: the page tells.
 faults-answers faults-answers-windowed: SEE := --black-box
 faults-tokens: SEE := --tokens-only --model random --profile quick --case '*.*-float32'
 faults-observed-windowed faults-answers-windowed: WINDOWED := --model windowed
@@ -73,7 +74,7 @@ faults: $(SCORES) faults-cell
 	$(BIN)/python benchmarks/faults_page.py $(FAULTS) docs/faults.md
 
 $(SCORES): faults-%: install
-	-$(BIN)/kvfence faults run --in-process --resume $(SEE) $(WINDOWED) --report $(FAULTS)/$*
+	-$(BIN)/kvfence faults run --in-process $(RESUME) $(SEE) $(WINDOWED) --report $(FAULTS)/$*
 
 faults-cell: install
 	mkdir -p $(FAULTS)

@@ -37,7 +37,7 @@ def doctor(engines: tuple[str, ...], pairs: tuple[str, ...], deadline: float, as
         click.echo()
     found = []
     for name in engines or names():
-        found.append(check := checkup(name, arguments, deadline))
+        found.append(check := or_one_line(lambda name=name: checkup(name, arguments, deadline)))  # type: ignore[misc]
         if as_json:
             continue
         if check.reason:

@@ -9,10 +9,9 @@ from kvfence.conformance.faults import ARGUMENT, SPEC
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.suite import Suite, new_run
-from kvfence.reports import html
-from kvfence.reports.file import write
+from kvfence.conformance.terminal import write_reports
 from kvfence.reports.outcome import Outcome, exit_code
-from kvfence.reports.records import CaseRecord, read
+from kvfence.reports.records import CaseRecord
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def play(act: Act, folder: Path) -> CaseRecord:
     with Suite(settings, Plan(settings), new_run()) as suite:
         [record] = suite.run_all(suite.plan.cases)
         suite.finish(exit_code(suite.outcomes))
-    write(html.render(read(folder, suite.run)), folder / "report.html")
+    write_reports(folder, suite.run)
     return record
 
 

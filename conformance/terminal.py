@@ -47,7 +47,7 @@ def follow(settings: Settings, plan: Plan | None = None, as_json: bool = False) 
                 write_reports(settings.report, suite.run)
     recorded = read(settings.report, suite.run)
     if as_json:
-        click.echo(digest.as_json(recorded, code))
+        click.echo(digest.as_json(recorded, code, outdated))
         return code
     for line in outdated:
         click.echo(f"baseline: {line}")

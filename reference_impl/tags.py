@@ -93,7 +93,7 @@ class OwnerTags:
     def owners(self, slots: Indices) -> dict[str, NDArray[np.bool_]]:
         """Each request that any of `slots` [T] belong to, "" for nobody, and whether each of them does [T]."""
         requests = self.values[0, slots]
-        return {self._names[i] or "" if i != NOBODY else "": requests == i for i in np.unique(requests).tolist()}
+        return {"" if i == NOBODY else str(self._names[i]): requests == i for i in np.unique(requests).tolist()}
 
     def copy(self, source: int, target: int) -> None:
         """A block was copied: the target holds what the source does."""

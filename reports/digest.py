@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvfence.reports.comparison import column, table
@@ -13,8 +13,8 @@ from kvfence.reports.text import count, literal, shown
 SHOWN = 10  # as many annotations of a kind GitHub shows; so many cases are named in Markdown
 
 
-def as_json(run: Run, exit_code: int) -> str:
-    """Outcomes, and every case that applies and does not conform, as one JSON object."""
+def as_json(run: Run, exit_code: int, outdated: Sequence[str] = ()) -> str:
+    """Outcomes, every case that applies and does not conform, what of the baseline does not hold: one JSON object."""
     wrong = [case for case in run.cases if case["outcome"] not in (Outcome.CONFORMS, Outcome.NOT_APPLICABLE)]
     fields = ("case", "requirement", "outcome", "reason", "known", "reproduce")
     told = {
@@ -24,6 +24,7 @@ def as_json(run: Run, exit_code: int) -> str:
         "profile": run.header["profile"],
         "exit_code": exit_code,
         "outcomes": dict(Counter(case["outcome"] for case in run.cases)),
+        "baseline": list(outdated),
         "cases": [{name: case[name] for name in fields} for case in wrong],
     }
     return json.dumps(told, indent=2)
@@ -48,6 +49,8 @@ def _verdict(run: Run) -> str:
         return count(len(wrong), "violation")
     if run.end is None:
         return "not ended"
+    if run.end["exit_code"] == 1:
+        return "the baseline does not hold any more"
     return "nothing violated" if run.end["exit_code"] == 0 else "nothing violated, and not all decided"
 
 

@@ -77,6 +77,7 @@ def test_not_a_number_is_a_shift():
     broken[1, 0, 2] = torch.nan
     evidence = compared((broken, at), golden).examine(LIMITS)
     assert (evidence.step, evidence.layer, evidence.head) == (2, 1, 0)
+    assert compared((broken, at), golden).examine(Thresholds.boundless()) is None
 
 
 def test_keys_that_golden_does_not_have_are_a_shift_of_their_whole_mass():

@@ -92,7 +92,7 @@ class Comparison:
         """The first step at which attention moved by more than noise, or None."""
         excess = self.shifts / thresholds.values
         # Written so that NaN, from an engine that overflowed, is a shift.
-        moved, weight = ~(excess <= 1), excess
+        moved, weight = ~(excess <= 1) & np.isfinite(thresholds.values), excess
         if not moved.any():  # then what is others' is all there is to tell of
             weight = sum(self._engine.foreign.values(), np.zeros_like(excess))
             moved = weight > 0
