@@ -7,7 +7,7 @@ from kvfence.adapters.api import Support
 from kvfence.adapters.check import check_observed
 from kvfence.adapters.observation import Attention, Observed
 from kvfence.adapters.player import Played
-from kvfence.adapters.schedule import capabilities
+from kvfence.adapters.schedule import capabilities, waves
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.control import Control, servable
 from kvfence.conformance.driven import Answer
@@ -55,10 +55,16 @@ class Stage:
         *,
         emptied: bool = True,
         block_size: int | None = None,
+        in_waves: bool = False,
     ) -> None:
-        """`emptied` says whether the cache was, before; `block_size` is the engine's own, tokens."""
+        """`emptied` says whether the cache was, before; `block_size` is the engine's own, tokens.
+
+        `in_waves` says that the engine was handed whole batches, and computed each in an order of its own.
+        """
         self._scenario, self._played, self._observe, self._emptied = scenario, played, observe, emptied
         self._block_size = block_size or 1
+        batches = (waves(scenario.schedule) if in_waves else None) or []
+        self._waves = {request.id: i for i, batch in enumerate(batches) for request in batch}
         self.parts = parts(scenario, played, layout)
         ended = [part.request for part in self.parts if not part.cut]
         self.observed = check_observed(ended, played.observed) if observe else Observed()
@@ -91,13 +97,20 @@ class Stage:
                     tuple(breach for breach in breaches if breach.victim == id),
                     self.observed.kv.get(id),
                     part.domain,
-                    self._side(part, self.parts[:i]),
+                    self._side(part, self._before(i)),
                     part.cut,
                     twins.get(id),
                     self._times if part.prompt.name == self._timed else None,
                 )
             )
         return tuple(found)
+
+    def _before(self, place: int) -> list[Part]:
+        """What a request may have been served from: those handed over before it, and all of its own batch."""
+        if not self._waves:
+            return self.parts[:place]
+        last = self._waves[self.parts[place].request.id]
+        return [p for i, p in enumerate(self.parts) if i != place and self._waves[p.request.id] <= last]
 
     @cached_property
     def silent(self) -> str:
