@@ -10,7 +10,7 @@ from kvfence.conformance.one_line import OneLine, or_one_line
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER[@RUN]...")
-@click.option("--output", type=click.Path(path_type=Path), help="Write the comparison there, too.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write it there, too; as HTML where the name ends so.")
 def compare(folders: tuple[str, ...], output: Path | None) -> None:
     """Requirements by runs, and what changed: the newest run of each report FOLDER, or the last two of a single one.
 
@@ -24,7 +24,7 @@ def compare(folders: tuple[str, ...], output: Path | None) -> None:
               kvfence compare before after
               kvfence compare out/hf out/vllm out/llama-cpp --output engines.md
     """
-    from kvfence.reports import comparison
+    from kvfence.reports import comparison, html
     from kvfence.reports.file import write
     from kvfence.reports.records import Run, read, runs
 
@@ -40,11 +40,11 @@ def compare(folders: tuple[str, ...], output: Path | None) -> None:
     # A folder may have an @ in its name.
     named = [folder if "@" in folder and not Path(folder).exists() else f"{folder}@" for folder in folders]
     found = or_one_line(chosen)
-    text, code = comparison.table([comparison.column(run) for run in found]), 0
-    if len(found) == 2:
-        changed = comparison.changes(*found)
-        text, code = f"{text}\n{comparison.told(changed)}", changed.exit_code
+    columns = [comparison.column(run) for run in found]
+    changed = comparison.changes(*found) if len(found) == 2 else None
+    text = comparison.table(columns) + (f"\n{comparison.told(changed)}" if changed else "")
     click.echo(text, nl=False)
     if output:
-        or_one_line(lambda: write(text, output))
-    sys.exit(code)
+        page = html.render_comparison(columns, changed) if output.suffix == ".html" else text
+        or_one_line(lambda: write(page, output))
+    sys.exit(changed.exit_code if changed else 0)

@@ -247,7 +247,10 @@ def _telltales(driven: Driven, evidence: Sequence[Evidence]) -> tuple[Telltale, 
         for breach in said.breaches:
             case, _, source = (breach.source or "").rpartition("/")
             told = f"{answer.prompt.name} {breach.told}".replace(here, "")
-            found.append(Telltale(breach.kind, answer.prompt.name, source or None, case or None, told))
+            at = breach.event
+            found.append(
+                Telltale(breach.kind, answer.prompt.name, source or None, case or None, told, at.step, at.slot)
+            )
     return tuple(found)
 
 

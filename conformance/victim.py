@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from kvfence.conformance.evidence import Evidence, Observation
 from kvfence.conformance.oracles.attention import AttentionEvidence, Peak
+from kvfence.conformance.oracles.kv import KVEvidence
 from kvfence.prompts.groups import Layout
 from kvfence.prompts.prompt import Prompt
-from kvfence.reports.finding import AttentionRecord, Finding, Key, Spelling, Trace
+from kvfence.reports.finding import AttentionRecord, Finding, Key, KVRecord, Spelling, Trace
 
 
 def finding(
@@ -46,6 +47,7 @@ def finding(
             owners=_owners(completion.tokens, prompt, evidence, secrets, layout),
         ),
         attention=_attention(evidence.attention, prompt.tokens, completion.tokens, case, layout),
+        kv=_kv(evidence.kv),
     )
 
 
@@ -71,6 +73,13 @@ def _attention(
         golden_entropy=moved.golden.entropy,
         foreign=tuple((owner.removeprefix(f"{case}/"), probability) for owner, probability in moved.foreign),
     )
+
+
+def _kv(wrong: KVEvidence | None) -> KVRecord | None:
+    if wrong is None:
+        return None
+    name, case = (wrong.source.request, wrong.source.case) if wrong.source else (None, None)
+    return KVRecord(*wrong.shape, wrong.rows, name, case, wrong.source_position)
 
 
 def _keys(peak: Peak, query: int, tokens: Sequence[int], layout: Layout) -> tuple[Key, ...]:

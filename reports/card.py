@@ -8,9 +8,11 @@ from typing import Any
 from kvfence.reports import svg
 from kvfence.reports.attention import Moved, changed, moved
 from kvfence.reports.diff import Owner, Owners, Segment, at, segments
+from kvfence.reports.kv_map import KVMap, kv_map
 from kvfence.reports.log import Log, log
 from kvfence.reports.records import Run
 from kvfence.reports.text import anchor, count, number
+from kvfence.reports.timeline import timeline
 
 FULL = 50  # findings told with all their evidence; a page with more of them opens too slowly
 
@@ -45,7 +47,9 @@ class Card:
     numbers: tuple[Numbers, ...]
     requests: tuple[tuple[dict[str, Any], str], ...]
     attention: Moved | None
+    kv: KVMap | None
     log: Log | None
+    slots: svg.Figure | None  # who had them when
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,9 @@ def _card(case: dict[str, Any], finding: dict[str, Any], id: str, owners: Owners
         numbers=tuple(_numbers(finding)),
         requests=tuple((request, _role(case, finding, request)) for request in case["requests"]),
         attention=moved(case, finding, id),
+        kv=kv_map(case, finding, id),
         log=log(case, finding),
+        slots=timeline(case, finding, id),
     )
 
 

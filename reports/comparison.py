@@ -23,6 +23,15 @@ DECIDED = (Outcome.CONFORMS, Outcome.VIOLATES)
 
 
 @dataclass(frozen=True)
+class Cell:
+    """How one requirement came out in one run; of its cases those speak that say most of the engine."""
+
+    outcome: Outcome
+    cases: str  # of that outcome, and of how many where not all are
+    told: str  # every outcome with its count
+
+
+@dataclass(frozen=True)
 class Column:
     """One run: how its requirements came out."""
 
@@ -34,6 +43,19 @@ class Column:
     def observed(self) -> int:
         """Requirements of which a case was decided."""
         return sum(any(found[outcome] for outcome in DECIDED) for found in self.outcomes.values())
+
+    def cell(self, requirement: str) -> Cell | None:
+        """How a requirement came out; None where it has no case."""
+        if not (found := self.outcomes.get(requirement)):
+            return None
+        first = next(outcome for outcome in SPEAKS if found[outcome])
+        cases = f"{found[first]}" if found[first] == found.total() else f"{found[first]} of {found.total()}"
+        return Cell(first, cases, ", ".join(f"{found[each]} {each}" for each in SPEAKS if found[each]))
+
+    @property
+    def wall(self) -> str:
+        """Its wall time in words."""
+        return "not ended" if self.seconds is None else duration(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -91,26 +113,24 @@ def _change(case: dict[str, Any], before: Outcome | None) -> Change:
     return Change(case["case"], case["requirement"], before, Outcome(case["outcome"]), case["reason"])
 
 
+def requirements_of(columns: Sequence[Column]) -> list[str]:
+    """Those that any of the runs has a case of, in their order."""
+    return sorted({name for each in columns for name in each.outcomes})
+
+
 def table(columns: Sequence[Column]) -> str:
     """Requirements by runs, as a table of Markdown with its legend."""
-    requirements = sorted({name for each in columns for name in each.outcomes})
+    requirements = requirements_of(columns)
     lines = [["requirement", *(literal(each.name) for each in columns)], ["---"] * (1 + len(columns))]
     for name in requirements:
-        lines.append([literal(name), *(_cell(each.outcomes.get(name)) for each in columns)])
+        cells = [each.cell(name) for each in columns]
+        lines.append([literal(name), *(f"{MARKS[cell.outcome]} {cell.cases}" if cell else "" for cell in cells)])
     share = [f"{each.observed} of {len(requirements)}" for each in columns]
     lines.append(["requirements decided", *share])
-    lines.append(["wall time", *("not ended" if c.seconds is None else duration(c.seconds) for c in columns)])
+    lines.append(["wall time", *(each.wall for each in columns)])
     legend = ", ".join(f"{MARKS[outcome]} {outcome}" for outcome in SPEAKS)
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{text}\n\n{legend}; how many of how many cases, where not all came out alike.\n"
-
-
-def _cell(found: Counter[Outcome] | None) -> str:
-    if not found:
-        return ""
-    first = next(outcome for outcome in SPEAKS if found[outcome])
-    told = f"{found[first]}" if found[first] == found.total() else f"{found[first]} of {found.total()}"
-    return f"{MARKS[first]} {told}"
 
 
 def told(found: Changes) -> str:

@@ -63,12 +63,36 @@ class AttentionRecord:
 
 
 @dataclass(frozen=True)
+class KVRow:
+    """Cells of one KV head of one layer, K or V, that do not hold what they should."""
+
+    part: str  # K or V
+    layer: int
+    head: int
+    stretches: tuple[tuple[int, int], ...]  # first and last position of each, ascending
+    excess: float  # largest error over its tolerance
+
+
+@dataclass(frozen=True)
+class KVRecord:
+    """What a victim's cache held when it ended, against golden's K/V of the same tokens."""
+
+    layers: int
+    heads: int  # KV heads
+    positions: int  # that were compared
+    rows: tuple[KVRow, ...]
+    source: str | None  # request whose K/V the first wrong position holds; None = nobody's that is known
+    source_case: str | None
+    source_position: int | None  # the position there that they belong to
+
+
+@dataclass(frozen=True)
 class LogLine:
     """One use of a slot of the engine's cache."""
 
     step: int  # forward passes of the engine before it
     request: str
-    action: str  # write, publish, reuse or free
+    action: str  # allocate, write, copy, restore, fetch, publish, reuse, fork, evict or free
     slot: int
     start: int  # offset in the slot, tokens
     length: int  # tokens
@@ -78,13 +102,15 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Telltale:
-    """What a log, or the lock, says of a case: the three procedures of the experiment kvfence grew out of."""
+    """A rule of ownership that the log of the cache breaks, or what running a case under a global lock has shown."""
 
-    kind: str  # length, key, overlap or lock
+    kind: str  # length, key, overlap, owner, free, table, fork or lock
     victim: str  # request; "" for lock
     source: str | None
     source_case: str | None
     told: str  # one sentence
+    step: int | None = None  # forward passes of the engine before the use that breaks it; None = of no one use
+    slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,3 +145,4 @@ class Finding:
     attention: AttentionRecord | None = None  # None = not observed, not judged, or not moved
     block: int | None = None  # of the cache, that it went through; None = not seen
     explanation: Explanation | None = None  # None = not looked for
+    kv: KVRecord | None = None  # None = not observed, not judged, or nothing was off

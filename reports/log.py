@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 LINES = 400  # shown; more of them open too slowly
-KINDS = {"length": "Slot length", "key": "Prefix key", "overlap": "Two writers", "lock": "Global lock"}
+KINDS = {
+    "length": "Slot length",
+    "key": "Prefix key",
+    "overlap": "Two writers",
+    "owner": "Two owners",
+    "free": "Released wrongly",
+    "table": "Stray write",
+    "fork": "Fork or next turn",
+    "lock": "Global lock",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ def log(case: dict[str, Any], finding: dict[str, Any]) -> Log | None:
     told = tuple(_told(case, each) for each in case["telltales"] if each["victim"] in ("", finding["victim"]))
     if not told and not case["log"]:
         return None
-    lines = [(line, _role(case, finding, line["request"])) for line in case["log"]]
+    lines = [(line, role(case, finding, line["request"])) for line in case["log"]]
     kept = sorted(sorted(range(len(lines)), key=lambda i: (not lines[i][1], i))[:LINES])
     return Log(told, tuple(lines[i] for i in kept), len(lines) - len(kept) + case["log_left_out"])
 
@@ -49,7 +58,8 @@ def _told(case: dict[str, Any], telltale: dict[str, Any]) -> Told:
     )
 
 
-def _role(case: dict[str, Any], finding: dict[str, Any], request: str) -> str:
+def role(case: dict[str, Any], finding: dict[str, Any], request: str) -> str:
+    """What a request of the log is to a finding: "victim", "source" or nothing."""
     source, of = finding["source"], finding["source_case"]
     if request == finding["victim"]:
         return "victim"

@@ -68,8 +68,30 @@
   );
   follow();
 
-  // Cards
+  // Packed: text as gzip in base64
+  const unpack = (packed) => {
+    const bytes = Uint8Array.from(atob(packed), (char) => char.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+
+  // Cards: one that is opened is unpacked at once, the others by and by, so that a search of the page finds them.
   const cards = all("details.card");
+  const fill = async (card) => {
+    const hole = one(".packed", card);
+    const body = hole?.dataset.body;
+    if (!body) return;
+    delete hole.dataset.body;
+    hole.outerHTML = await unpack(body);
+  };
+  cards.forEach((card) => card.addEventListener("toggle", () => fill(card)));
+  addEventListener("load", async () => {
+    for (const card of cards) {
+      await fill(card);
+      await new Promise((resume) => {
+        setTimeout(resume);
+      });
+    }
+  });
   const unfold = one("#unfold");
   unfold?.addEventListener("click", () => {
     const open = unfold.getAttribute("aria-pressed") !== "true";
@@ -113,10 +135,11 @@
   });
 
   // Download
-  one("#download").addEventListener("click", (event) => {
+  one("#download").addEventListener("click", async ({ currentTarget }) => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([one("#records").textContent], { type: "application/json" }));
-    link.download = event.currentTarget.dataset.name;
+    const records = await unpack(one("#records").textContent);
+    link.href = URL.createObjectURL(new Blob([records], { type: "application/json" }));
+    link.download = currentTarget.dataset.name;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
     say("Records downloaded");

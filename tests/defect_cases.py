@@ -45,7 +45,6 @@ CASES = {
     "key-epoch.conversation": Case(triggers.new_weights_between_turns, "audit cached logprobs output"),
     "stale-idx.evict": Case(triggers.evicted, "audit cached logprobs output pool"),
     "stale-idx.reset": Case(triggers.reset, "audit cached logprobs output pool"),
-    "stale-idx.below": Case(triggers.evicted_above, "audit pool"),
     "stale-idx.history": Case(triggers.edited(triggers.longer), "audit cached logprobs output pool"),
     "stale-idx.store": Case(triggers.store_is_full, "audit cached logprobs output"),
     "pub-early.reserve": Case(triggers.together, "audit logprobs output"),

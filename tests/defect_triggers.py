@@ -152,12 +152,6 @@ def reset(engine: Watched) -> None:
     ask(engine, "b", SECOND)
 
 
-def evicted_above(engine: Watched) -> None:
-    ask(engine, "a", FIRST)
-    engine.cache.evict(engine.cache.tree.match(_namespace(engine), FIRST)[0][1])
-    ask(engine, "b", SECOND)
-
-
 def evicted_beside(engine: Watched) -> None:
     """Of two prefixes the one that comes first in the index is evicted; others take its blocks, and it is asked for."""
     ask(engine, "a", FIRST)

@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from watched import attention, log, telltales
+from watched import attention, kv, log, telltales
 
-from kvfence.reports.finding import Explanation, Finding, Key, LogLine, Spelling, Telltale, Trace
+from kvfence.reports.finding import Explanation, Finding, Key, KVRow, LogLine, Spelling, Telltale, Trace
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import (
     SCHEMA,
@@ -223,7 +223,7 @@ def observed(violating: CaseRecord) -> CaseRecord:
     return replace(
         violating,
         requests=(hit, *others),
-        findings=tuple(replace(each, attention=attention()) for each in violating.findings),
+        findings=tuple(replace(each, attention=attention(), kv=kv(case=violating.case)) for each in violating.findings),
         log=log("B0", "A0", n=9),
         telltales=telltales("B0", "A0"),
     )
@@ -253,6 +253,7 @@ def hostile() -> list[Record]:
             attention(), engine_top=(Key(3, 1, HOSTILE, 0.5),), golden_top=(Key(4, 2, HOSTILE, None),),
             foreign=((HOSTILE, 0.5),),
         ),
+        kv=replace(kv(HOSTILE, HOSTILE), rows=(KVRow(HOSTILE, 0, 0, ((1, 2),), 5.0),)),
     )  # fmt: skip
     sender = replace(base.requests[0], request=HOSTILE, group=HOSTILE, secret=HOSTILE)
     worst = replace(
@@ -260,7 +261,7 @@ def hostile() -> list[Record]:
         case=HOSTILE, requirement=HOSTILE, reason=HOSTILE, layout=HOSTILE, edge=HOSTILE, company=HOSTILE, dtype=HOSTILE,
         reproduce=HOSTILE, outcome=Outcome.VIOLATES, requests=(sender,), findings=(bad,),
         log=(LogLine(0, HOSTILE, HOSTILE, 0, 0, 1, 0, HOSTILE),),
-        telltales=(Telltale(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
+        telltales=(Telltale(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 0, 0),),
     )  # fmt: skip
     opened = replace(
         engine(),

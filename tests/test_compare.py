@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import samples
 from click.testing import CliRunner
+from page import Page
 
 from kvfence.conformance.cli import main
 from kvfence.reports.comparison import changes, column, table, told
+from kvfence.reports.html import render_comparison
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import Writer
 
@@ -90,6 +92,46 @@ def test_what_an_engine_says_of_itself_does_nothing_in_a_table():
     assert all(line.isprintable() for line in text.splitlines())
 
 
+def test_the_page_has_the_table_and_what_changed():
+    old, new = run(GOOD, BAD, GOOD), run(BAD, GOOD, OPEN, engine_args={}, profile="quick")
+    seen = Page(render_comparison([column(old), column(new)], changes(old, new)))
+    assert "✗ Newly broken 1 newly broken, 1 newly fixed, 1 not known any more, 0 cases less." in seen.text
+    assert [row[:4] for row in seen.rows if row and row[0].startswith("isolation.shared.")] == [
+        [CASES[0].case, "isolation.shared", "✓ conforms", "✗ violates"],
+        [CASES[1].case, "isolation.shared", "✗ violates", "✓ conforms"],
+        [CASES[2].case, "isolation.shared", "✓ conforms", "? inconclusive"],
+    ]
+    assert ["isolation.shared", "✗ 1 of 3 violates", "✗ 1 of 3 violates"] in seen.rows
+    assert ["Requirements decided", "1 of 1", "1 of 1"] in seen.rows
+    assert {cell["title"] for cell in seen.of_class("cell") if "title" in cell} == {
+        "1 violates, 2 conforms",
+        "1 violates, 1 inconclusive, 1 conforms",
+    }
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [((GOOD, GOOD), "✓ Nothing newly broken"), ((GOOD,), "? Known no more"), ((), "? Known no more")],
+)
+def test_the_page_begins_with_the_verdict(after, words):
+    old, new = run(GOOD, GOOD), run(*after)
+    assert words in Page(render_comparison([column(old), column(new)], changes(old, new))).text
+    three = Page(render_comparison([column(old)] * 3, None)).text
+    assert "3 runs Requirements by runs" in three
+    assert "newly" not in three
+
+
+def test_nothing_in_the_page_acts_on_its_reader():
+    hostile = samples.as_run(samples.hostile())
+    text = render_comparison([column(hostile)] * 2, changes(run(GOOD), hostile))
+    assert text.count("&lt;/script&gt;&lt;script&gt;alert(1)") > 4
+    seen = Page(text)
+    assert {tag for tag, _ in seen.elements} & {"script", "img"} == set()
+    (policy,) = [attrs["content"] for _, attrs in seen.elements if attrs.get("http-equiv")]
+    assert "script-src 'none'" in policy
+    assert {char for char in text if not char.isprintable()} == {"\n"}
+
+
 def record(folder, id, *outcomes):
     writer = Writer(folder, id)
     for each in (samples.header(run=id), samples.engine(), *map(lambda c, o: replace(c, outcome=o), CASES, outcomes)):
@@ -110,6 +152,9 @@ def test_the_command_compares_folders_and_the_last_two_runs_of_one(tmp_path):
     assert code == 1
     assert "Newly broken" in out
     assert file.read_text() == out
+    page = tmp_path / "page.html"
+    assert compared(old, new, "--output", page) == (code, out)
+    assert page.read_text().startswith("<!doctype html>")
     code, out = compared(new)
     assert (code, out.strip()) == (2, f"kvfence: there is no second run in {new} to compare with; "
                                    "name another report folder")  # fmt: skip

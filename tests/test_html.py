@@ -23,7 +23,7 @@ def test_hostile_text_opens_no_element() -> None:
     assert {tag for tag, _ in attacked.elements} <= allowed
     assert "img" not in allowed
     assert [attrs for tag, attrs in attacked.elements if tag == "script"] == [
-        {"type": "application/json", "id": "records"},
+        {"type": "text/plain", "id": "records"},
         {},
     ]
     assert not [name for _, attrs in attacked.elements for name in attrs if name.startswith("on")]
@@ -48,7 +48,7 @@ def test_nothing_invisible_is_in_the_document() -> None:
 def test_a_megabyte_token_is_cut_in_the_page_but_not_in_the_records() -> None:
     document = html.render(samples.as_run(samples.hostile()))
     assert "⟨999,952 more characters⟩" in document
-    assert 1_000_000 < len(document) < 1_400_000
+    assert len(document) < 200_000
     assert embedded(document)[3]["findings"][0]["trace"]["expected_texts"][0] == "x" * 1_000_000
 
 

@@ -39,6 +39,18 @@ def test_a_block_of_another_is_found_and_named():
     assert (found.positions, found.layers, found.heads, found.parts) == ((4, 5, 6, 7), (0, 1, 2), (0, 1), ("K", "V"))
     assert (found.source, found.source_position) == (YOU, 4)
     assert (found.whole, found.scaled) == (True, False)
+    assert found.shape == (LAYERS, HEADS, T)
+    cells = {(row.part, row.layer, row.head): row.stretches for row in found.rows}
+    assert cells == {(part, i, j): ((4, 7),) for part in "KV" for i in range(LAYERS) for j in range(HEADS)}
+
+
+def test_rows_tell_where_cells_are_off_and_how_far():
+    shown = MINE.copy()
+    for at in (0, 5, 6, 7, 9):
+        shown[1, 2, 1, at] = MINE[1, 2, 1, at] + 8 * NOISE * (1 + at)
+    (row,) = look(shown).rows
+    assert (row.part, row.layer, row.head, row.stretches) == ("V", 2, 1, ((0, 0), (5, 7), (9, 9)))
+    assert row.excess == pytest.approx(20, rel=0.02)
 
 
 def test_what_is_its_own_but_for_a_factor_is_told_apart():

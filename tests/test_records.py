@@ -14,6 +14,8 @@ import pytest
 import samples
 
 import kvfence.reports.records as records
+from kvfence.adapters.observation import Action
+from kvfence.reports.log import KINDS as RULES
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import EndRecord, Record, RecordError, Writer
 
@@ -145,6 +147,12 @@ def test_schema_is_a_schema() -> None:
     assert SCHEMA["$id"] == f"urn:kvfence:record:{records.SCHEMA}"
 
 
+def test_the_schema_knows_every_use_of_a_slot_and_every_rule() -> None:
+    known = SCHEMA["$defs"]
+    assert set(known["log_line"]["properties"]["action"]["enum"]) == set(Action)
+    assert set(known["telltale"]["properties"]["kind"]["enum"]) == set(RULES)
+
+
 KINDS = {each.kind: samples.line(each) for each in samples.violating()}
 KINDS["case"] = next(samples.line(each) for each in samples.violating() if getattr(each, "telltales", ()))
 
@@ -197,6 +205,9 @@ def test_a_record_that_lacks_a_field_does_not_fit(kind: str, name: str) -> None:
         ("case", lambda line: line["findings"][0]["attention"]["golden_top"][0].update(probability="0.5")),
         ("case", lambda line: line["log"][0].update(action="steal")),
         ("case", lambda line: line["log"][0].pop("slot")),
+        ("case", lambda line: line["findings"][0]["kv"].pop("rows")),
+        ("case", lambda line: line["findings"][0]["kv"]["rows"][0].update(stretches=[[1]])),
+        ("case", lambda line: line["telltales"][0].update(step=-1)),
         ("case", lambda line: line["telltales"][0].update(kind="smell")),
         ("case", lambda line: line["telltales"][0].update(extra=1)),
         ("noise", lambda line: line.update(attention_positions=-1)),

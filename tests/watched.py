@@ -1,6 +1,6 @@
 """Sample evidence: what a finding and a case hold of an engine that lets itself be observed."""
 
-from kvfence.reports.finding import AttentionRecord, Key, LogLine, Telltale
+from kvfence.reports.finding import AttentionRecord, Key, KVRecord, KVRow, LogLine, Telltale
 
 STEPS, LAYERS, HEADS = 32, 6, 8
 
@@ -30,6 +30,12 @@ def attention(step: int = 4, layer: int = 2, head: int = 5) -> AttentionRecord:
     )
 
 
+def kv(source: str | None = "B0", case: str | None = None) -> KVRecord:
+    """Positions 64 to 79 of two heads, of which one is V alone, and one position of the answer."""
+    rows = (KVRow("K", 1, 0, ((64, 79), (100, 100)), 812.5), KVRow("V", 2, 3, ((64, 79),), 4.2))
+    return KVRecord(3, 4, 120, rows, source, case, None if source is None else 64)
+
+
 def log(source: str, victim: str, *, n: int = 5) -> tuple[LogLine, ...]:
     """A victim that begins in a slot behind what its source left there, and C0 beside them."""
     lines = (
@@ -46,7 +52,7 @@ def telltales(source: str, victim: str) -> tuple[Telltale, ...]:
     return (
         Telltale(
             "length", victim, source, None, f"{victim} begins at offset 97 of slot 0 with its token 64: "
-            f"what is before it was left by {source}",
+            f"what is before it was left by {source}", 1, 0,
         ),
         Telltale("key", source, victim, None, f"{source} takes 64 tokens of K/V by key 9f3c01d2 from slot 0"),
         Telltale("lock", "", None, None, f"one request at a time, on a fresh engine, {victim} still left golden"),

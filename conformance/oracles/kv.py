@@ -5,7 +5,7 @@ is held against the most that clean runs of the engine were off there. A cell th
 K/V of the other requests, and of the request itself at other positions: it may be somebody's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvfence.adapters.api import EngineFaultError
 from kvfence.adapters.observation import KV
 from kvfence.conformance.oracles.canary import Owner
+from kvfence.reports.finding import KVRow
 
 FACTOR = 4.0
 ALIGNED = 0.98
@@ -50,6 +51,8 @@ class KVEvidence:
     relative: float  # largest error over the largest element that should be there, cell by cell
     source: Owner | None  # whose K/V the first of these positions holds; None = nobody's that is known
     source_position: int | None  # the position there that they belong to
+    shape: tuple[int, int, int]  # layers, KV heads and positions that were compared
+    rows: tuple[KVRow, ...]  # the cells, by K and V, layer and head
 
 
 def cells(kv: KV) -> Cells:
@@ -91,8 +94,18 @@ def examine(
     first = tuple(name for name, at in zip(PARTS, wrong[:, 0], strict=True) if at.any())
     one = not first and _one_head(wrong[:, layers[0]])
     return KVEvidence(
-        tuple(positions), tuple(layers), tuple(heads), names, first, one, whole, scaled, worst, relative, source, where
-    )
+        tuple(positions), tuple(layers), tuple(heads), names, first, one, whole, scaled, worst, relative, source, where,
+        wrong.shape[1:], tuple(_rows(wrong, excess)),
+    )  # fmt: skip
+
+
+def _rows(wrong: NDArray[np.bool_], excess: NDArray[np.float32]) -> Iterator[KVRow]:
+    """Stretches of cells that are off, of [2, layers, kv_heads, T]."""
+    for part, layer, head in np.argwhere(wrong.any(-1)).tolist():
+        at = np.flatnonzero(wrong[part, layer, head])
+        stretches = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
+        worst = float(np.nan_to_num(excess[part, layer, head][at], nan=np.inf).max())
+        yield KVRow(PARTS[part], layer, head, tuple((int(each[0]), int(each[-1])) for each in stretches), worst)
 
 
 def _one_head(wrong: NDArray[np.bool_]) -> bool:

@@ -72,25 +72,6 @@ def _reset(ran: Sentinel) -> Parts:
 
 
 @defect(
-    "stale-idx.below",
-    "STALE-IDX",
-    "NVIDIA/TensorRT-LLM#15018",
-    "Of an evicted prefix one block is taken out of the index, and not what continues it.",
-    subtle="nobody finds what is left: only the books of the pool are wrong",
-    foreign=False,
-)
-def _below(ran: Sentinel) -> Parts:
-    class Cuts(TrustingTree):
-        def remove(self, block: int) -> list[int]:
-            removed = super().remove(block)
-            if len(removed) > 1:
-                ran()
-            return [block]
-
-    return Parts(tree=Cuts, pool=TrustingPool)
-
-
-@defect(
     "stale-idx.history",
     "STALE-IDX",
     "Wenyueh/MinivLLM#87",

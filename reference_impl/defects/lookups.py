@@ -124,7 +124,10 @@ def _leaves(ran: Sentinel) -> Parts:
 
         def clear(self) -> list[int]:
             leaves = [block for block, node in self._nodes.items() if not node.children]
-            return [gone for block in leaves for gone in self.remove(block)]
+            gone = [gone for block in leaves for gone in self.remove(block)]
+            if self._nodes:
+                ran()
+            return gone
 
     return Parts(tree=Prunes)
 

@@ -44,6 +44,8 @@ def _pool(ran: Sentinel) -> Parts:
             return added
 
         def clear(self) -> list[int]:
+            if self._nodes:
+                ran()
             return []
 
     return Parts(tree=Outlives)
