@@ -17,6 +17,12 @@ from kvfence.reports.records import CaseRecord, EndRecord, Record
 from kvfence.reports.text import anchor, shown, token
 
 
+@pytest.fixture(autouse=True)
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cards as they are: what is packed is looked at in the browser."""
+    monkeypatch.setattr(html, "UNPACKED", FULL)
+
+
 def test_hostile_text_opens_no_element() -> None:
     clean, attacked = page(samples.violating()), page(samples.hostile())
     allowed = {tag for tag, _ in clean.elements} | {"ol"}

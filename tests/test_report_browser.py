@@ -88,12 +88,12 @@ def many(n: int) -> list[Record]:
 
 
 def test_cards_are_unpacked_when_they_are_opened_and_by_and_by(page: "Page", tmp_path: Path) -> None:
-    lines = many(UNPACKED + 3)
+    lines = many(4)
     packed = html.render(samples.as_run(lines)).count("data-body=")
     page.add_init_script("window.setTimeout = () => {}")  # nothing by and by but the first
     opened = Opened(page, lines, tmp_path)
     last = page.locator("details.card").last
-    assert packed == 3
+    assert packed == 4 - UNPACKED
     assert last.locator(".packed").count() == 1
     last.locator("summary").first.click()
     sync_api.expect(last.locator(".diff").first).to_be_visible()
@@ -104,10 +104,10 @@ def test_cards_are_unpacked_when_they_are_opened_and_by_and_by(page: "Page", tmp
 
 
 def test_all_cards_are_there_in_the_end(page: "Page", tmp_path: Path) -> None:
-    opened = Opened(page, many(UNPACKED + 3), tmp_path)
+    opened = Opened(page, many(4), tmp_path)
     sync_api.expect(page.locator(".packed")).to_have_count(0)
     bodies = page.locator("details.card .body .lanes")
-    assert bodies.count() == UNPACKED + 3
+    assert bodies.count() == 4
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((each) => each.id)")
     assert len(ids) == len(set(ids))
     assert opened.complaints == []
@@ -116,7 +116,7 @@ def test_all_cards_are_there_in_the_end(page: "Page", tmp_path: Path) -> None:
 def test_without_script_a_packed_card_says_so(browser: "Browser", tmp_path: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    Opened(page, many(UNPACKED + 1), tmp_path)
+    Opened(page, many(4), tmp_path)
     last = page.locator("details.card").last
     last.locator("summary").first.click()
     assert "unpacked by a script" in last.inner_text()
@@ -267,6 +267,18 @@ def test_hostile_text_creates_nothing(page: "Page", tmp_path: Path) -> None:
     assert page.locator("script").count() == 2
     assert page.locator("img, iframe, object").count() == 0
     assert page.locator("h3").first.inner_text().startswith("Request </script><script>alert(1)")
+    assert opened.complaints == []
+
+
+def test_hostile_text_that_was_packed_creates_nothing(
+    page: "Page", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "UNPACKED", 0)
+    opened = Opened(page, samples.hostile(), tmp_path)
+    sync_api.expect(page.locator(".card .diff").first).to_be_attached()
+    assert page.locator(".packed").count() == 0
+    assert page.locator("script").count() == 2
+    assert page.locator("img, iframe, object").count() == 0
     assert opened.complaints == []
 
 
