@@ -16,7 +16,7 @@ from reference_requests import canary_prompts
 from kvfence.prompts import alphabet, models
 from kvfence.reference_impl.engine import ReferenceEngine
 from kvfence.reference_impl.golden import load_model
-from kvfence.reference_impl.ledger import Ledger
+from kvfence.reference_impl.occupancy import occupancy
 from kvfence.reference_impl.settings import Settings
 
 
@@ -56,7 +56,7 @@ def measure(load: Load, block_size: int = 16) -> Waste:
         engine.step()
         for ended in engine.finished():
             assert tuple(ended.output) == alphabet.answer(ended.tokens[: ended.prompt], len(ended.output))
-        ledger = Ledger.of(engine)
+        ledger = occupancy(engine)
         if step >= load.warm_up and engine.sequences:
             wasted.append(ledger.empty / (ledger.used * block_size))
             lengths.append(ledger.tokens / len(engine.sequences))

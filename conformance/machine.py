@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, precondition, rule
 
 from kvfence.adapters.api import Media
 from kvfence.adapters.wire import EngineInfo
-from kvfence.conformance.scenarios.scenario import BLOCK
+from kvfence.conformance.scenarios.cast import Cast
+from kvfence.conformance.scenarios.scenario import BLOCK, Setup
 from kvfence.prompts import alphabet
 from kvfence.prompts.mirror import Part
 from kvfence.prompts.prompt import Prompt
-
-if TYPE_CHECKING:
-    from kvfence.conformance.scenarios.scenario import Setup
-    from kvfence.conformance.search import Search
 
 MOST = 10  # requests
 LONGEST = 384  # tokens of a sequence, so that noise is measured once for all schedules
@@ -54,16 +52,15 @@ ADAPTERS = {"a": Part.KEYS, "b": Part.VALUES}
 
 
 class Machine(RuleBasedStateMachine):
-    """One schedule in the making. What cannot come any more is not waited for."""
+    """One schedule in the making, which `end` is given. What cannot come any more is not waited for."""
 
     prefixes: Bundle[Any] = Bundle("prefixes")
     requests: Bundle[Any] = Bundle("requests")
 
-    def __init__(self, search: Search, setup: Setup, info: EngineInfo | None) -> None:
+    def __init__(self, cast: Cast, setup: Setup, info: EngineInfo | None, end: Callable[[Cast], None]) -> None:
         super().__init__()
-        self._search, self._setup, self._info = search, setup, info
+        self._cast, self._setup, self._info, self._end = cast, setup, info, end
         self._room = LONGEST if setup.pool is None else setup.pool - BLOCK
-        self._cast = search.cast()
         self._reach: dict[str, int] = {}  # tokens that a request will have emitted at most
         self._withdrawn: set[str] = set()
         self._over: set[str] = set()  # those that have been waited for
@@ -76,7 +73,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self._cast.prompts:
-            self._search.examine(self._search.scenario(self._cast, self._setup))
+            self._end(self._cast)
 
     # Prefixes.
 

@@ -111,11 +111,14 @@ class Search:
         while not self._over():
             setup = SETUPS[number % len(SETUPS)]
             try:
-                _run(partial(Machine, self, setup, self._lab.info), self._corpus, number)
+                _run(partial(self._machine, setup), self._corpus, number)
             except (ViolationError, Flaky):  # the latter where it does not violate a second time
                 return self._found
             number += 1
         return None
+
+    def _machine(self, setup: Setup) -> Machine:
+        return Machine(self.cast(), setup, self._lab.info, lambda cast: self.examine(self.scenario(cast, setup)))
 
     def _find(self, drawn: Scenario) -> Find:
         found = time.monotonic() - self._begun

@@ -1,16 +1,11 @@
-"""The memory ledger: what K/V take, by the formula, in whole blocks, and in an engine as it stands.
+"""The memory ledger: what K/V take, by the formula, in whole blocks.
 
 Counted in blocks and tokens, told in bytes. Imports no torch: a plan needs a model's configuration only.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from kvfence.reference_impl.pool import SCRATCH
-
-if TYPE_CHECKING:
-    from kvfence.reference_impl.engine import ReferenceEngine
+from typing import Any
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes
 # What a config.json calls it; GPT-2 and its kin have names of their own.
@@ -81,24 +76,6 @@ class Ledger:
         empty = concurrency * (own * block_size - (length - shared * block_size))
         entries = concurrency * (shared + own)
         return cls(shape, ITEMSIZE[dtype], block_size, used + 1, used, entries, concurrency * length, empty)
-
-    @classmethod
-    def of(cls, engine: "ReferenceEngine") -> "Ledger":
-        """An engine's pool now. A slot counts as holding something if a request has written it or shares it."""
-        size = engine.settings.block_size
-        held: dict[int, int] = {}  # tokens in each used block
-        entries = tokens = 0
-        for sequence in engine.sequences.values():
-            for i, block in enumerate(sequence.table.blocks):
-                if block == SCRATCH:  # left behind a window
-                    continue
-                here = min(max(sequence.written - i * size, 0), size)
-                held[block] = max(held.get(block, 0), here)
-                entries += 1
-                tokens += here
-        empty = len(held) * size - sum(held.values())
-        storage = engine.storage
-        return cls(storage.shape, storage.kv.element_size(), size, engine.pool.size, len(held), entries, tokens, empty)
 
     @property
     def formula_bytes(self) -> int:

@@ -10,6 +10,7 @@ from tiny_models import KV_HEADS, SUPPORTED, tiny
 from kvfence.reference_impl.engine import ReferenceEngine
 from kvfence.reference_impl.golden import DTYPES
 from kvfence.reference_impl.ledger import ITEMSIZE, Ledger, Shape
+from kvfence.reference_impl.occupancy import occupancy
 from kvfence.reference_impl.runner import Runner
 from kvfence.reference_impl.settings import Settings
 
@@ -46,7 +47,7 @@ def test_plan_engine_and_tensor_agree(kv_heads, dtype):
     model = tiny("llama", kv_heads, DTYPES[dtype])
     plan = Ledger.plan(Shape(2, kv_heads, 16), dtype, 3, 45, BLOCK, prefix=21)
     engine = beside_each_other(model, plan, 21, 45, 40)
-    assert Ledger.of(engine) == plan
+    assert occupancy(engine) == plan
     assert plan.allocated_bytes == engine.storage.kv.nbytes
     # 2 of 6 blocks are shared by three: 2 + 3 × 4, each of which ends with 3 empty slots.
     token = 2 * 2 * kv_heads * 16 * engine.storage.kv.element_size()
@@ -60,7 +61,7 @@ def test_plan_engine_and_tensor_agree(kv_heads, dtype):
 @pytest.mark.parametrize("count", [1, 4])
 def test_plan_and_engine_agree_at_the_edges_of_a_block(model, length, count):
     plan = replace(Ledger.plan(Shape(2, 2, 16), "float32", count, length, BLOCK), blocks=64)
-    assert Ledger.of(beside_each_other(model, plan, 0, length, length - 2)) == plan
+    assert occupancy(beside_each_other(model, plan, 0, length, length - 2)) == plan
 
 
 def test_formula():
@@ -86,7 +87,7 @@ def test_at_every_step_of_a_crowded_pool_slots_are_counted_as_if_one_by_one(mode
         engine.step()
         if len(engine.scheduler.running) == 3 and (forked := engine.scheduler.running[0]).decoding:
             engine.fork(forked.id, [5])
-        ledger = Ledger.of(engine)
+        ledger = occupancy(engine)
         tables = [(s.table.blocks, s.written) for s in engine.sequences.values()]
         slots = {(blocks[p // BLOCK], p % BLOCK) for blocks, written in tables for p in range(written)}
         assert ledger.used == engine.pool.used == len({block for blocks, _ in tables for block in blocks})
@@ -96,7 +97,7 @@ def test_at_every_step_of_a_crowded_pool_slots_are_counted_as_if_one_by_one(mode
         seen |= {f"empty {ledger.empty > 0}", f"shared {ledger.entries > ledger.used}"}
     assert engine.metrics.preemptions
     assert {"empty True", "shared True"} <= seen
-    end = Ledger.of(engine)
+    end = occupancy(engine)
     assert (end.used, end.entries, end.tokens, end.empty) == (0, 0, 0, 0)
     assert end.allocated_bytes == engine.storage.kv.nbytes
 
@@ -107,7 +108,7 @@ def test_blocks_behind_a_window_are_not_used():
     sequence = engine.submit("a", list(range(2, 60)), 20)
     for step in range(15):
         engine.step()
-        ledger = Ledger.of(engine)
+        ledger = occupancy(engine)
         assert ledger.used == ledger.entries == engine.pool.used <= window // BLOCK + 1 < len(sequence.table.blocks)
         # What is left of the window's first block stays with it.
         first = (58 + step - window + 1) // BLOCK * BLOCK
@@ -120,7 +121,7 @@ def test_a_block_holds_what_the_table_with_most_of_it_says(model, order):
     for id, written in zip("ab", order, strict=True):
         sequence = engine.submit(id, [2, 3], 1)
         sequence.table.blocks, sequence.written = [5], written
-    ledger = Ledger.of(engine)
+    ledger = occupancy(engine)
     assert (ledger.used, ledger.entries, ledger.tokens, ledger.empty) == (1, 2, 9, 1)
 
 
