@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -94,7 +94,7 @@ def open_faulty(model: str, config: EngineConfig) -> FaultyAdapter:
         raise EngineStartError(f"there is no planted fault {name}; `kvfence faults list` shows them")
     ran, config = Sentinel(), replace(config, engine_args=arguments)
     needs = DEFECTS[name].needs if name else {}
-    parts = DEFECTS[planted].build(ran) if planted else PARTS
+    parts = DEFECTS[planted].build(ran) if planted else DEFECTS[spared].right if spared else PARTS
     return FaultyAdapter(ran, build(model, config, parts, **{"tags": True, **needs}), config)
 
 
@@ -227,7 +227,11 @@ def held_out(name: str) -> bool:
 
 
 def _settings(needed: Defect | None) -> str:
-    return ", ".join(f"{name} {value}" for name, value in needed.needs.items()) if needed else ""
+    if needed is None:
+        return ""
+    made = {each.name: getattr(needed.right, each.name) for each in fields(needed.right)}
+    told = {name: part.__name__ for name, part in made.items() if part is not getattr(PARTS, name)}
+    return ", ".join(f"{name} {value}" for name, value in {**needed.needs, **told}.items())
 
 
 def _right(case: str, finding: Finding, truth: Truth) -> bool | None:

@@ -228,17 +228,24 @@ def solo_left(noise: NoiseRecord) -> bool:
     return bool(noise.solo_outliers) or shifted or not noise.solo_max <= _solo_limit(noise)
 
 
+def other_model(noise: NoiseRecord) -> str | None:
+    """What shows that an engine computes another model than golden, such as one with quantised K/V; or None."""
+    if noise.solo_max <= _solo_limit(noise):
+        return None
+    return (
+        f"solo runs of the engine differ from golden by {noise.solo_max:.3g} logits, golden from itself by "
+        f"{noise.shapes_max:.3g}: other weights, or solo runs that are not clean"
+    )
+
+
 def complaint(noise: NoiseRecord) -> str | None:
     """Why a calibration cannot be used, in one line, or None.
 
     An engine whose solo runs are far noisier than golden either computes something else or is itself contaminated,
     and its noise must not become the tolerance.
     """
-    if not noise.solo_max <= _solo_limit(noise):
-        return (
-            f"solo runs of the engine differ from golden by {noise.solo_max:.3g} logits, golden from itself by "
-            f"{noise.shapes_max:.3g}: other weights, or solo runs that are not clean"
-        )
+    if other := other_model(noise):
+        return other
     if not noise.held_out_max <= noise.epsilon:
         error = f"held-out error {noise.held_out_max:.3g} above epsilon {noise.epsilon:.3g} logits"
         return f"noise in {noise.dtype} is not bounded: {error}"

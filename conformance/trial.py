@@ -1,5 +1,6 @@
 """The trial of a case: golden beside every answer, the oracles asked, the ruling made."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -88,7 +89,7 @@ class Trial:
         ]
         seconds, asked = time.monotonic() - begun, _asked(driven, observations, scale)
         levels = demanded(case.requirement, self.settings.require_level)
-        why = next(filter(None, (missing(level, asked, observations) for level in levels)), "")
+        why = next(filter(None, (missing(level, asked, observations, scale.unjudged) for level in levels)), "")
         if ruling.outcome is Outcome.CONFORMS and why:
             ruling = replace(ruling, outcome=Outcome.NOT_OBSERVABLE, reason=why)
         return Judged(driven, ruling, observations, evidence, baselines, telltales, seconds, asked)
@@ -100,7 +101,7 @@ class Trial:
         assert driven.control is not None
         observe = self.settings.observe
         ties = sum(len(e.golden.ties) for e in evidence)
-        unseen = scale.fault or driven.reason or not_shown(driven, observe)
+        unseen = scale.fault or driven.reason or not_shown(driven, observe) or _too_coarse(driven, scale)
         soft = all({"golden", "attention"}.issuperset(found.oracles) and not _tagged(found) for found in findings)
         if scale.doubt and soft and not any(e.golden.overflowed for e in evidence):
             ruling = Ruling(Outcome.INCONCLUSIVE, unseen or scale.doubt, (), ties)
@@ -233,11 +234,18 @@ def not_shown(driven: Driven, observe: Sequence[str]) -> str:
     return ""
 
 
+def _too_coarse(driven: Driven, scale: Calibration) -> str:
+    """Why answers to prompts with pictures cannot be judged, if so; one line, or nothing."""
+    if scale.coarse and any(answer.domain.media for answer in driven.answers):
+        return f"answers to prompts with media are not judged: {scale.coarse}"
+    return ""
+
+
 def _tolerance(observation: Observation, scale: Calibration) -> Tolerance:
     """The canary is exact on its own words; what stands in the place of a picture is none, and rounds more."""
     if not observation.media:
         return scale.tolerance
-    return Tolerance(max(scale.tolerance.epsilon, MEDIA_EPSILON), exact=False)
+    return Tolerance(math.inf if scale.coarse else max(scale.tolerance.epsilon, MEDIA_EPSILON), exact=False)
 
 
 def _telltales(driven: Driven, evidence: Sequence[Evidence]) -> tuple[Telltale, ...]:

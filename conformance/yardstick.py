@@ -20,6 +20,7 @@ from kvfence.reports.records import NoiseRecord
 
 SOLO_TOKENS = 32  # of one solo run
 SHORT = 12  # tokens of a short prompt
+UNSHOWN = "its noise was measured where it was not shown"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Calibration:
     doubt: str  # why golden's and attention's findings cannot be relied on
     fault: str  # what the solo runs show to be wrong with the engine, so that silence cannot be relied on
     unjudged: str  # why attention is not judged, where the engine shows it
+    coarse: str = ""  # why an exact model's words can be judged, and nothing that rounding moves
     kv: KVTolerance | None = None  # None = K/V are not judged
     solo_left: bool = False  # whether the engine's runs of one request at a time left golden as well
 
@@ -91,7 +93,8 @@ class Yardstick:
         """What a prepared case is judged by."""
         key = self._key(case)
         record = self._calibrated[key]
-        judged = record.attention_judged
+        other = noise.other_model(record) or ""
+        judged = record.attention_judged and not other
         return Calibration(
             # An exact model is judged without epsilon.
             tolerance=Tolerance(record.epsilon, self._exact),
@@ -101,7 +104,8 @@ class Yardstick:
             fault=record.solo_fault,
             kv=self._kv[key],
             solo_left=noise.solo_left(record),
-            unjudged="" if judged else record.attention_reason or "its noise was measured where it was not shown",
+            unjudged="" if judged else other or record.attention_reason or UNSHOWN,
+            coarse=other if self._exact else "",
         )
 
     def _load(self, dtype: str | None = None) -> Future[Golden]:

@@ -71,6 +71,24 @@ def test_tokens_alone_see_less():
     assert (record.exercised, record.detected) == (True, False)
 
 
+QUANTISED = DEFECTS["quant-dep.copy"]
+
+
+@pytest.mark.parametrize("case", ["key.media", "prefix.two-go-on", "key.adapters-by-turns"])
+def test_an_engine_that_rounds_its_kv_is_no_leak(case):
+    """Its own words are exact; what rounding moves, attention and answers to pictures, is not held against it."""
+    settings = Settings("reference", "canary", "scenarios", cases=(f"{case}-float32",), in_process=True)
+    bench = Bench(settings, Plan(settings))
+    clean = bench.score(None, QUANTISED)
+    bench.close()
+    assert (clean.about, clean.detected, clean.failed) == ("storage ScaledStorage", False, "")
+
+
+def test_what_rounds_kv_by_anothers_scale_is_one():
+    record = score("quant-dep.copy", "key.media-evicted", watch=None)
+    assert (record.detected, record.exercised, record.named) == (True, True, "QUANT-DEP")
+
+
 def test_windows_have_a_model_of_their_own():
     settings = Settings("reference", "windowed", "scenarios", cases=("chunk.long*",), watch=(), in_process=True)
     records = {record.fault: record for record in against(settings, ["window.wide", "cow.forgotten"])}

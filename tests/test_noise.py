@@ -62,6 +62,14 @@ def test_solo_runs_far_noisier_than_golden_are_not_taken_for_noise():
     assert noise.complaint(calibrate(source(), source(lambda i: 0.07), (10_000, 100))) is None
 
 
+def test_an_engine_of_another_model_is_told_from_noise_that_is_not_bounded():
+    other = calibrate(source(), source(lambda i: 0.09), (10_000, 100))
+    assert noise.other_model(other) == noise.complaint(other)
+    unbounded = calibrate(source(lambda i: 0.5 if i == 100 else 0.01))
+    assert noise.other_model(unbounded) is None
+    assert noise.other_model(calibrate(source(), source(lambda i: math.nan), (10_000, 100)))
+
+
 @pytest.mark.parametrize(("length", "bucket"), [(1, 128), (128, 128), (129, 512), (2049, 8192), (100_000, 8192)])
 def test_buckets(length, bucket):
     assert noise.bucket_of(length) == bucket

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvfence.reference_impl.settings import Parts
+from kvfence.reference_impl.settings import PARTS, Parts
 
 
 class Sentinel:
@@ -31,6 +31,7 @@ class Defect:
     racy: bool = False  # whether it would be a race on a device
     subtle: str = ""  # why it is easily missed, if it is
     foreign: bool = True  # whether the K/V that are met are another request's; else its own, stale, or nobody's
+    right: Parts = PARTS  # what the engine is made of where the fault is not planted
 
 
 DEFECTS: dict[str, Defect] = {}
@@ -48,13 +49,15 @@ def defect(
     racy: bool = False,
     subtle: str = "",
     foreign: bool = True,
+    right: Parts = PARTS,
 ) -> Callable[[Build], Build]:
     """Register the function below it, which builds the faulty parts. Raises ValueError for a name that is taken."""
 
     def register(build: Build) -> Build:
         if name in DEFECTS:
             raise ValueError(f"there is a defect {name} already")
-        DEFECTS[name] = Defect(name, fault_class, report, about, build, needs or {}, window, racy, subtle, foreign)
+        kind = (window, racy, subtle, foreign, right)
+        DEFECTS[name] = Defect(name, fault_class, report, about, build, needs or {}, *kind)
         return build
 
     return register

@@ -211,6 +211,7 @@ def _kept(ran: Sentinel) -> Parts:
     "The remote store keeps one scale for a block: its V come back with the scale of its K.",
     needs={"remote": 64},
     foreign=False,
+    right=Parts(storage=ScaledStorage),
 )
 def _one_scale(ran: Sentinel) -> Parts:
     class OneScale(ScaledStorage):

@@ -12,6 +12,8 @@ from kvfence.reference_impl.scheduler import Preemption
 from kvfence.reference_impl.settings import Parts
 from kvfence.reference_impl.storage import Pages, Storage
 
+QUANTISED = Parts(storage=ScaledStorage)
+
 
 @defect(
     "quant-dep.frozen",
@@ -19,6 +21,7 @@ from kvfence.reference_impl.storage import Pages, Storage
     "vllm-project/vllm#11906",
     "The first values that a layer is given make the scale of all that come: larger ones are cut.",
     foreign=False,
+    right=QUANTISED,
 )
 def _frozen(ran: Sentinel) -> Parts:
     class Frozen(ScaledStorage):
@@ -42,6 +45,7 @@ def _frozen(ran: Sentinel) -> Parts:
     "A block keeps its scale when it changes hands: it only ever grows.",
     subtle="the K/V are the request's own, only rounded more coarsely",
     foreign=False,
+    right=QUANTISED,
 )
 def _inherited(ran: Sentinel) -> Parts:
     class Inherits(ScaledStorage):
@@ -66,6 +70,7 @@ def _inherited(ran: Sentinel) -> Parts:
     "jundot/omlx#3690",
     "The copy of a shared block keeps the scale of what lay in its place before.",
     foreign=False,
+    right=QUANTISED,
 )
 def _copy(ran: Sentinel) -> Parts:
     class Leaves(ScaledStorage):
@@ -84,6 +89,7 @@ def _copy(ran: Sentinel) -> Parts:
     "What was swapped out comes back without its scales.",
     needs={"preemption": Preemption.SWAP},
     foreign=False,
+    right=QUANTISED,
 )
 def _restore(ran: Sentinel) -> Parts:
     class Leaves(ScaledStorage):
