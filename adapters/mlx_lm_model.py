@@ -27,9 +27,7 @@ def load(folder: str, config: EngineConfig) -> Any:
         mx.set_default_device(mx.cpu)
         from mlx_lm.utils import load_model
     except ImportError as error:
-        raise EngineStartError(
-            "mlx-lm needs mlx and mlx-lm; install them with: pip install 'kvfence[mlx]'"
-        ) from error
+        raise EngineStartError("mlx-lm needs mlx and mlx-lm; install them with: pip install 'kvfence[mlx]'") from error
     mx.random.seed(config.seed)
     try:
         model, _ = load_model(Path(folder), model_config=corrections(folder))

@@ -226,6 +226,6 @@ def _shown(cache: list[Any]) -> KV:
     """K/V of a request, from a cache with keys and values [1, kv_heads, T, head_dim] in each layer."""
     import mlx.core as mx
 
-    parts = (mx.stack([side[0] for side in sides]) for sides in zip(*(layer.keys_and_values() for layer in cache)))
-    keys, values = (np.array(part.astype(mx.float32)) for part in parts)
+    layers = [layer.keys_and_values() for layer in cache]
+    keys, values = (np.array(mx.stack([layer[part][0] for layer in layers]).astype(mx.float32)) for part in (0, 1))
     return KV(keys, values)
