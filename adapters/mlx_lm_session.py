@@ -223,9 +223,11 @@ def _trimmed(cache: list[Any], tokens: Sequence[int], most: int) -> tuple[list[A
 
 
 def _shown(cache: list[Any]) -> KV:
-    """K/V of a request, from a cache with keys and values [1, kv_heads, T, head_dim] in each layer."""
+    """K/V of a request, from a cache with keys and values [1, kv_heads, T or more, head_dim] in each layer."""
     import mlx.core as mx
 
-    layers = [layer.keys_and_values() for layer in cache]
-    keys, values = (np.array(mx.stack([layer[part][0] for layer in layers]).astype(mx.float32)) for part in (0, 1))
-    return KV(keys, values)
+    def stacked(parts: list[Any]) -> Any:
+        return np.array(mx.stack([part[0] for part in parts]).astype(mx.float32))
+
+    held = [(layer.keys[..., : layer.offset, :], layer.values[..., : layer.offset, :]) for layer in cache]
+    return KV(stacked([keys for keys, _ in held]), stacked([values for _, values in held]))
