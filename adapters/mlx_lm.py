@@ -49,8 +49,9 @@ class MLXEngine(Engine):
     @property
     def capabilities(self) -> Mapping[str, Capability]:
         return {
-            **supported("token_prompts", "sharing", "cached_tokens", "logprobs", "top_logprobs", "reset_cache"),
+            **supported("token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache"),
             **supported("reopen", "session", "conversations"),
+            "sharing": Capability(Support.SUPPORTED, "" if self._trims else "of what was kept, only as a whole"),
             "salt": Capability(Support.SUPPORTED, "as a part of the prompt cache's key; the server sends none"),
             "fork": self._if(self._trims, "a cache of this model cannot be trimmed"),
             "preempt": self._if(self._trims, "a cache of this model cannot be trimmed"),

@@ -96,10 +96,11 @@ class MLXSession(Session):
             raise RefusedError(f"request {request.id} is running already")
         prompt = self._conversations.begin(request)
         domain = self._domain(request)
-        cache, held = self._kept.find(domain, prompt) if domain is not None and prompt else (None, 0)
-        live = Live(request, prompt, domain, held)
         try:
-            self._enter(live, cache, held)
+            if not prompt:  # some versions of mlx-lm take one, and break off in the next step
+                raise ValueError("its prompt is empty")
+            cache, held = self._kept.find(domain, prompt) if domain is not None else (None, 0)
+            self._enter(Live(request, prompt, domain, held), cache, held)
         except Exception as error:  # of no class of its own
             self._conversations.end(request, None)
             raise RefusedError(f"request {request.id} was not accepted: {first_line(error)}") from error
