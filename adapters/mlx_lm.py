@@ -33,7 +33,7 @@ class MLXEngine(Engine):
 
     def __init__(self, model: Any, config: EngineConfig, entries: int) -> None:
         from mlx_lm import __version__
-        from mlx_lm.models.cache import KVCache, can_trim_prompt_cache, make_prompt_cache
+        from mlx_lm.models.cache import KVCache, make_prompt_cache
 
         self.version = __version__
         self._config = config
@@ -41,21 +41,20 @@ class MLXEngine(Engine):
         self._kept = KeptPrompts(entries, config.pool_size)
         self._conversations = Conversations()
         self._session: MLXSession | None = None
-        empty = make_prompt_cache(model)
-        self._plain = all(type(layer) is KVCache for layer in empty)
-        self._trims = can_trim_prompt_cache(empty)
+        self._plain = all(type(layer) is KVCache for layer in make_prompt_cache(model))
         self._kv: dict[str, KV] | None = {} if self._plain and "kv" in config.observe else None
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
+        by_position = Capability(Support.SUPPORTED)
+        if not self._plain:
+            by_position = Capability(Support.UNSUPPORTED, "caches of this model do not hold K/V position by position")
         return {
             **supported("token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache"),
             **supported("reopen", "session", "conversations"),
-            "sharing": Capability(Support.SUPPORTED, "" if self._trims else "of what was kept, only as a whole"),
+            "sharing": Capability(Support.SUPPORTED, "" if self._plain else "of some caches, only as a whole"),
             "salt": Capability(Support.SUPPORTED, "as a part of the prompt cache's key; the server sends none"),
-            "fork": self._if(self._trims, "a cache of this model cannot be trimmed"),
-            "preempt": self._if(self._trims, "a cache of this model cannot be trimmed"),
-            "kv": self._if(self._plain, "a cache of this model is not one of K/V by position"),
+            **dict.fromkeys(("fork", "preempt", "kv"), by_position),
             **unsupported("mlx-lm reads adapters of a format of its own, and has one for all requests", "adapters"),
             **unsupported("to the batch generator another model's weights are another generator's", "weights"),
             **unsupported("this adapter sends token ids alone", "media"),
@@ -87,9 +86,6 @@ class MLXEngine(Engine):
         if self._session is not None and not self._session.closed:
             self._session.close()
         self._kept.clear()
-
-    def _if(self, there: bool, reason: str) -> Capability:
-        return Capability(Support.SUPPORTED) if there else Capability(Support.UNSUPPORTED, reason)
 
 
 def open_engine(model: str, config: EngineConfig) -> MLXEngine:

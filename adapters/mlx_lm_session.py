@@ -174,11 +174,6 @@ class MLXSession(Session):
         done, self._done = self._done, []
         return done
 
-    @property
-    def running(self) -> bool:
-        """Whether a request has been submitted and has not ended."""
-        return bool(self._live)
-
     def close(self) -> None:
         self.closed = True
         for id in [] if self._broken else list(self._live):
