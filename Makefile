@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp, engine-mlx-lm, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ SCORES := $(addprefix faults-,observed answers tokens observed-windowed answers-
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements engine-llama-cpp engine-vllm lint bench clean
+.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements engine-llama-cpp engine-mlx-lm engine-vllm lint bench clean
 
 install: $(STAMP)
 
@@ -88,6 +88,11 @@ controls: install
 engine-llama-cpp: install
 	$(BIN)/pip install -q -c constraints.txt --only-binary xllamacpp -e '.[llama-cpp]'
 	$(BIN)/kvfence run --engine llama-cpp --model canary --profile quick --report $(ENGINES)/llama-cpp
+
+# Apple's mlx-lm, on the CPU also where there is no Mac.
+engine-mlx-lm: install
+	$(BIN)/pip install -q -c constraints.txt -e '.[mlx]'
+	$(BIN)/kvfence run --engine mlx-lm --model canary --profile quick --report $(ENGINES)/mlx-lm
 
 # The page of requirements; a test holds it to be up to date.
 requirements: install
