@@ -92,7 +92,7 @@ engine-llama-cpp: install
 # OpenVINO GenAI's paged continuous batching, on a CPU.
 engine-openvino: install
 	$(BIN)/pip install -q -c constraints.txt --only-binary openvino-genai -e '.[openvino]'
-	$(BIN)/python -m pytest tests/test_openvino.py
+	$(BIN)/python -m pytest tests/test_openvino*.py
 	$(BIN)/kvfence run --engine openvino --model canary --profile quick --report $(ENGINES)/openvino
 
 # The page of requirements; a test holds it to be up to date.

@@ -1,4 +1,4 @@
-"""A transformers folder of the Llama kind, for adapters that convert it: what it says, and where what is made is kept."""
+"""A transformers folder of the Llama kind, for adapters that convert it: what it says, where what is made is kept."""
 
 import json
 import os
