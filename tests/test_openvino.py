@@ -227,6 +227,21 @@ def test_what_never_fits_is_refused_and_the_engine_goes_on(canary_folder, opened
         whole.generate(requests()[:1])
 
 
+def test_what_the_engine_gives_up_is_told_and_it_goes_on(canary_folder, opened, monkeypatch):
+    engine = opened(canary_folder.path, pool_size=256)
+    monkeypatch.setattr(type(engine._pipeline), "fits", lambda *_: "")
+    session = engine.session()
+    session.submit(Request("long", PROMPTS[0], 300))
+    emitted = []
+    while stepped := session.step():
+        emitted += stepped["long"]
+    assert len(emitted) >= 256 - len(PROMPTS[0])
+    assert session.failures() == {"long": "the pool was full, and the engine gave it up"}
+    assert not session.completions()
+    session.close()
+    assert right(engine.generate(requests()), PROMPTS) == [True] * 4
+
+
 def test_capabilities_say_why_not(canary_folder, opened):
     known = opened(canary_folder.path).capabilities
     assert {name for name, c in known.items() if c.state is Support.SUPPORTED} == {
