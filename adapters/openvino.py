@@ -16,11 +16,12 @@ from kvfence.adapters.api import (
     unsupported,
 )
 from kvfence.adapters.conversations import Conversations
-from kvfence.adapters.openvino_pipeline import BLOCK, Pipeline
+from kvfence.adapters.openvino_pipeline import BLOCK, SUMMED, Pipeline
 from kvfence.adapters.openvino_session import OpenVINOSession
 
 TIMING = "a cancelled request's blocks are given back at the end of a pass, in which the others go on"
 UNTOLD = "OpenVINO GenAI does not tell it; with echo=on it shows in the prompt's logprobs"
+INEXACT = "OpenVINO GenAI adds up {:,} probabilities in float32: off by more than rounding; logprobs=on has them told"
 
 
 class OpenVINOEngine(Engine):
@@ -40,10 +41,14 @@ class OpenVINOEngine(Engine):
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
-        counted = supported("cached_tokens") if self._pipeline.echo else unsupported(UNTOLD, "cached_tokens")
+        pipeline = self._pipeline
+        counted = supported("cached_tokens") if pipeline.echo else unsupported(UNTOLD, "cached_tokens")
+        exact = pipeline.vocabulary <= SUMMED
+        untold = unsupported("logprobs=off" if exact else INEXACT.format(pipeline.vocabulary), "logprobs")
         return {
-            **supported("token_prompts", "sharing", "logprobs", "reset_cache", "reopen", "conversations"),
+            **supported("token_prompts", "sharing", "reset_cache", "reopen", "conversations"),
             **counted,
+            **(supported("logprobs") if pipeline.logprobs else untold),
             "session": Capability(Support.SUPPORTED, TIMING),
             **unsupported("OpenVINO GenAI tells the logprob of the emitted token only", "top_logprobs"),
             **unsupported("OpenVINO GenAI keys its cache by tokens alone", "salt"),
@@ -79,6 +84,6 @@ def open_engine(model: str, config: EngineConfig) -> OpenVINOEngine:
     """Open a transformers folder of the Llama kind, converted to OpenVINO's IR once.
 
     Engine arguments: kv_cache_precision (such as u8), quantization_group (values, 0 = off), split_fuse and echo (on or
-    off), threads.
+    off), logprobs (auto, on or off), threads.
     """
     return OpenVINOEngine(Pipeline(model, config), config.max_concurrency)

@@ -4,16 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvfence.adapters.api import EngineConfig, EngineFaultError, EngineStartError, UnsupportedConfigError
+from kvfence.adapters.llama_folder import read_config
 from kvfence.adapters.openvino_model import MISSING, model_folder
 
 BLOCK = 32  # tokens, of the CPU plugin's paged attention
 BATCH_TOKENS = 256  # OpenVINO GenAI's own choice; longer prompts are prefilled in chunks
 WHOLE_TOKENS = 16_384  # in a pass that prefills prompts whole
+# OpenVINO GenAI adds up the probabilities of a vocabulary one by one in float32: over a larger one its logprobs are off
+# by more than rounding, over 49,152 tokens by 2e-4 nats.
+SUMMED = 8_192  # tokens
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 CAPABILITIES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}  # in the CPU plugin's words
 SWITCHES = {"on": True, "off": False}
@@ -23,6 +28,7 @@ ARGUMENTS = {
     "quantization_group": "0",  # of activations, quantised as they come; 0 = none
     "split_fuse": "on",  # prompts in chunks along with decoding, in place of whole ones in passes of their own
     "echo": "on",  # have the prompt's logprobs told: how many are missing is how many tokens were cached
+    "logprobs": "auto",  # on, off, or on where the vocabulary is small enough for them to be exact
     "threads": "1",
 }
 
@@ -32,7 +38,7 @@ class Part:
     """What a request has brought since it was last read."""
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]  # [tokens] nats
+    logprobs: tuple[float, ...]  # [tokens] nats; zeros where they are off
     echoed: int | None  # prompt tokens whose logprobs were told; in the first part, with echo
 
 
@@ -46,6 +52,9 @@ class Pipeline:
         if CAPABILITIES[config.dtype] not in known:
             raise UnsupportedConfigError(f"openvino has no {config.dtype} on this processor")
         self._folder = model_folder(model)
+        asked = self._arguments["logprobs"]
+        self.vocabulary = int(read_config(Path(model), "openvino")["vocab_size"])
+        self.logprobs = SWITCHES.get(asked, self.vocabulary <= SUMMED)
         self.echo = SWITCHES[self._arguments["echo"]]
         self._whole = not SWITCHES[self._arguments["split_fuse"]]
         self._batch = config.chunk_size or (WHOLE_TOKENS if self._whole else BATCH_TOKENS)
@@ -82,7 +91,12 @@ class Pipeline:
         # Without one that is not negative it would take the tokenizer's, which has none, and refuse that.
         end = 0
         settings = self._genai.GenerationConfig(
-            max_new_tokens=new, ignore_eos=True, eos_token_id=end, stop_token_ids={end}, logprobs=1, echo=self.echo
+            max_new_tokens=new,
+            ignore_eos=True,
+            eos_token_id=end,
+            stop_token_ids={end},
+            logprobs=int(self.logprobs),
+            echo=self.echo,
         )
         tokens = self._openvino.Tensor(np.array([prompt], np.int64))
         return self._pipeline.add_request(next(self._ids), tokens, settings)
@@ -158,6 +172,8 @@ def arguments(config: EngineConfig) -> Mapping[str, str]:
             raise EngineStartError(f"openvino has no engine argument {name}; it has {', '.join(ARGUMENTS)}")
         if ARGUMENTS[name] in SWITCHES and value not in SWITCHES:
             raise EngineStartError(f"{name} is on or off, not {value}")
+        if name == "logprobs" and value not in ("auto", *SWITCHES):
+            raise EngineStartError(f"{name} is auto, on or off, not {value}")
         if ARGUMENTS[name].isdecimal() and not (value.isdecimal() and len(value) < 7):
             raise EngineStartError(f"{name} is a number, not {value}")
     return {**ARGUMENTS, **config.engine_args}

@@ -36,9 +36,10 @@ class Live:
         self.logprobs += part.logprobs
         return part.tokens
 
-    def completion(self) -> Completion:
-        """The whole answer."""
-        return Completion(self.request.id, tuple(self.tokens), tuple(self.logprobs), cached_tokens=self.cached)
+    def completion(self, logprobs: bool) -> Completion:
+        """The whole answer, with or without logprobs."""
+        told = tuple(self.logprobs) if logprobs else None
+        return Completion(self.request.id, tuple(self.tokens), told, cached_tokens=self.cached)
 
 
 def cached_tokens(prompt: int, echoed: int) -> int:
@@ -164,6 +165,6 @@ class OpenVINOSession(Session):
         del self._live[request.id]
         self._conversations.end(request, live.tokens if live.ended else None)
         if live.ended:
-            self._done.append(live.completion())
+            self._done.append(live.completion(self._pipeline.logprobs))
         else:
             self._failed[request.id] = why

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from llama_servers import finish, right, step_until
+from tiny_models import tiny
 
 from kvfence.adapters import openvino, openvino_session
 from kvfence.adapters.api import (
@@ -32,6 +33,17 @@ def requests(n=N, prompts=PROMPTS):
 def used(engine):
     """Percent of the pool."""
     return engine._pipeline._pipeline.get_metrics().cache_usage
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    return tmp_path_factory.mktemp("converted")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(canary_folder, random_folder, converted, monkeypatch):
+    """Keep what is converted here out of the user's cache, in which the models are."""
+    monkeypatch.setenv("KVFENCE_CACHE", str(converted))
 
 
 @pytest.fixture
@@ -242,6 +254,18 @@ def test_what_the_engine_gives_up_is_told_and_it_goes_on(canary_folder, opened, 
     assert right(engine.generate(requests()), PROMPTS) == [True] * 4
 
 
+def test_logprobs_of_a_large_vocabulary_are_told_on_demand(opened, tmp_path):
+    """OpenVINO GenAI adds up its probabilities in float32, one by one."""
+    tiny("llama", vocab_size=8_193).save_pretrained(tmp_path / "large")
+    (auto,) = opened(tmp_path / "large").generate(requests()[:1])
+    engine = opened(tmp_path / "large", engine_args={"logprobs": "on"})
+    (told,) = engine.generate(requests()[:1])
+    assert (auto.tokens, auto.logprobs, len(told.logprobs)) == (told.tokens, None, N)
+    assert engine.capabilities["logprobs"].state is Support.SUPPORTED
+    known = opened(tmp_path / "large").capabilities["logprobs"]
+    assert (known.state, "8,193 probabilities" in known.reason) == (Support.UNSUPPORTED, True)
+
+
 def test_capabilities_say_why_not(canary_folder, opened):
     known = opened(canary_folder.path).capabilities
     assert {name for name, c in known.items() if c.state is Support.SUPPORTED} == {
@@ -257,6 +281,7 @@ def test_capabilities_say_why_not(canary_folder, opened):
         ({"device": "cuda"}, UnsupportedConfigError, "runs on cpu"),
         ({"engine_args": {"page": "1"}}, EngineStartError, "no engine argument page; it has kv_cache_precision"),
         ({"engine_args": {"echo": "yes"}}, EngineStartError, "echo is on or off, not yes"),
+        ({"engine_args": {"logprobs": "5"}}, EngineStartError, "logprobs is auto, on or off, not 5"),
         ({"engine_args": {"threads": "-1"}}, EngineStartError, "threads is a number, not -1"),
         ({"engine_args": {"kv_cache_precision": "none"}}, EngineStartError, "did not open"),
     ],

@@ -15,7 +15,8 @@ pytest.importorskip("openvino_genai", reason="openvino-genai is not installed: t
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_converted_model_is_golden_up_to_rounding(tmp_path, kv_heads, tied):
+def test_a_converted_model_is_golden_up_to_rounding(tmp_path, kv_heads, tied, monkeypatch):
+    monkeypatch.setenv("KVFENCE_CACHE", str(tmp_path / "cache"))
     tiny("llama", kv_heads, tie_word_embeddings=tied, rope_theta=500.0).save_pretrained(tmp_path / "tiny")
     golden = Golden.load(tmp_path / "tiny")
     prompts = [tuple(range(2 + i, 62 + 3 * i)) for i in range(3)]
