@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp, engine-mlx-lm, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ SCORES := $(addprefix faults-,observed answers tokens observed-windowed answers-
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements engine-llama-cpp engine-mlx-lm engine-vllm lint bench clean
+.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm lint bench clean
 
 install: $(STAMP)
 
@@ -93,6 +93,12 @@ engine-llama-cpp: install
 engine-mlx-lm: install
 	$(BIN)/pip install -q -c constraints.txt -e '.[mlx]'
 	$(BIN)/kvfence run --engine mlx-lm --model canary --profile quick --report $(ENGINES)/mlx-lm
+
+# OpenVINO GenAI's paged continuous batching, on a CPU.
+engine-openvino: install
+	$(BIN)/pip install -q -c constraints.txt --only-binary openvino-genai -e '.[openvino]'
+	$(BIN)/python -m pytest tests/test_openvino*.py
+	$(BIN)/kvfence run --engine openvino --model canary --profile quick --report $(ENGINES)/openvino
 
 # The page of requirements; a test holds it to be up to date.
 requirements: install

@@ -4,14 +4,12 @@ Its vocabulary names no end of text, so that llama.cpp treats that token like an
 `ignore_eos` does, would change what golden computes.
 """
 
-import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kvfence.adapters.api import EngineStartError
+from kvfence.adapters.llama_folder import cache_folder, made_of, read_config, written
 
 GENERATION = 2  # raised whenever what is written changes, so that no stale file is taken from the cache
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -39,64 +37,11 @@ def gguf_file(model: str, dtype: str) -> Path:
 
     Raises EngineStartError for a folder that is not a Llama's, or if it cannot be written.
     """
-    config = _config(Path(model))
-    weights = Path(model) / "model.safetensors"
-    try:
-        stamp = weights.stat().st_mtime_ns
-    except OSError as error:
-        raise EngineStartError(f"{model} has no model.safetensors; llama-cpp converts a folder with one") from error
-    name = f"{Path(model).resolve().name}-{abs(hash_of(weights.resolve(), stamp)):016x}-{dtype}-{GENERATION}.gguf"
-    file = cache_folder() / "gguf" / name
-    if not file.is_file():
-        try:
-            _write_whole(config, weights, dtype, file)
-        except OSError as error:
-            raise EngineStartError(f"cannot write {file}: {error.strerror or error}") from error
-    return file
-
-
-def cache_folder() -> Path:
-    """Where kvfence keeps what it has built: $KVFENCE_CACHE, else the user's cache directory."""
-    if own := os.environ.get("KVFENCE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvfence"
-
-
-def hash_of(*facts: object) -> int:
-    """A number for some facts, the same in every process."""
-    import zlib
-
-    text = json.dumps([str(fact) for fact in facts]).encode()
-    return zlib.crc32(text) << 32 | zlib.adler32(text)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineStartError(f"cannot read {file}: {error}") from error
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in ("llama", "mistral"):
-        raise EngineStartError(f"llama-cpp converts folders of Llama models, and {folder} is of type {kind}")
-    if config.get("sliding_window"):
-        raise EngineStartError(f"{folder} has a sliding window, which llama.cpp's Llama does not have")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise EngineStartError(f"{folder} scales its RoPE, which llama-cpp does not convert")
-    return {**config, "rope_theta": rope.get("rope_theta", config.get("rope_theta", 10_000.0))}
-
-
-def _write_whole(config: dict[str, Any], weights: Path, dtype: str, file: Path) -> None:
-    """Write the file whole or not at all: two processes may write it at once, and either may be killed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
-    os.close(handle)
-    try:
-        _write(config, weights, dtype, Path(scratch))
-        Path(scratch).replace(file)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+    folder = Path(model)
+    config = read_config(folder, "llama-cpp")
+    name = f"{made_of(folder, 'llama-cpp')}-{dtype}-{GENERATION}.gguf"
+    weights = folder / "model.safetensors"
+    return written(cache_folder() / "gguf" / name, lambda file: _write(config, weights, dtype, file))
 
 
 def _write(config: dict[str, Any], weights: Path, dtype: str, file: Path) -> None:
