@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, precondition, rul
 
 from kvfence.adapters.api import Media
 from kvfence.adapters.wire import EngineInfo
+from kvfence.conformance.answerable import forkable
 from kvfence.conformance.scenarios.cast import Cast
 from kvfence.conformance.scenarios.scenario import BLOCK, Setup
 from kvfence.prompts import alphabet
@@ -183,8 +184,14 @@ class Machine(RuleBasedStateMachine):
     @rule(request=requests, tokens=st.integers(1, 12), children=st.integers(1, 3))
     def fork(self, request: str, tokens: int, children: int) -> None:
         """Fork a request that still has enough to say."""
-        words = len(self._cast.prompts[request].words)
-        if self._touchable(request) and self._reach[request] > tokens and tokens + children + 2 < words:
+        prompt, n = self._cast.prompts[request].tokens, self._reach[request]
+        if (
+            not self._touchable(request)
+            or n <= tokens
+            or tokens + children + 2 >= len(self._cast.prompts[request].words)
+        ):
+            return
+        if forkable(prompt, n, tokens, self._cast.firsts(request, children, tokens)):
             self._forked = True
             self._cast.fork(request, children, at=(request, tokens))
 

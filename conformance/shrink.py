@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from kvfence.adapters.api import Request
 from kvfence.adapters.schedule import Operation, Verb
+from kvfence.conformance.answerable import answerable
 from kvfence.conformance.leave_out import scenario_without
 from kvfence.conformance.scenarios.scenario import Scenario
 from kvfence.prompts import alphabet
@@ -53,7 +54,7 @@ class Shrinker:
         return scenario
 
     def _try(self, smaller: Scenario) -> bool:
-        if not self._left or smaller.schedule in self._seen or not _answerable(smaller):
+        if not self._left or smaller.schedule in self._seen or not answerable(smaller):
             return False
         self._seen.add(smaller.schedule)
         self._left -= 1
@@ -105,22 +106,6 @@ class Shrinker:
                 else:
                     least = half
         return scenario
-
-
-def _answerable(scenario: Scenario) -> bool:
-    """Whether there is a request, and none is asked for more than the canary can say without doubt."""
-    histories: dict[str, tuple[int, ...]] = {}
-    for operation in scenario.schedule:
-        if operation.verb is Verb.EDIT:
-            histories[operation.target] = operation.tokens
-        if request := operation.request:
-            talk, n = request.conversation, request.max_tokens
-            prompt = (*histories.get(talk, ()), *request.prompt) if talk else request.prompt
-            if alphabet.unambiguous(prompt, n) < n:
-                return False
-            if talk:
-                histories[talk] = (*prompt, *alphabet.answer(prompt, n))
-    return bool(_requests(scenario))
 
 
 def _chunks(parts: Sequence[T], size: int) -> Iterator[Sequence[T]]:

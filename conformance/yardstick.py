@@ -130,32 +130,31 @@ class Yardstick:
         equal = self._equal.setdefault((*key, watch), noise.Equal([]))
         clean = noise.Clean(watch=watch, shapes=equal.shifts)
         self._comparable[key] = watch
+        played = any(isinstance(other, Scenario) for other in alike)
+        whole = (longest, False), (longest, False), (longest, played)
         shapes = equal.errors(
-            lambda: noise.equal_shapes(golden, self._samples(longest), min(shorter, longest // 2), clean)
+            lambda: noise.equal_shapes(golden, self._samples(*whole), min(shorter, longest // 2), clean)
         )
         room = min(longest, case.setup.pool or longest) if isinstance(case, Scenario) else longest
-        longest_prompt = max(SHORT, room - SOLO_TOKENS)
-        # Scenarios have short prompts too, whose attention is another.
-        lengths = (
-            (longest_prompt, max(SHORT, longest_prompt // 3), SHORT)
-            if isinstance(case, Scenario)
-            else (longest_prompt,)
-        )
-        samples = self._samples(*lengths)
+        prompt = max(SHORT, room - SOLO_TOKENS)
+        # Scenarios have short prompts too, whose attention is another, and histories that nobody could go on from.
+        # Of every two runs one is held out, and there may be no more than four.
+        other = (prompt, True), (SHORT, True), (max(SHORT, prompt // 3), False), (SHORT, False)
+        samples = self._samples((prompt, False), *(other if played else ()))
         runs = noise.solo_runs(golden, solo, samples, SOLO_TOKENS, clean)
         positions = self._settings.plan.solo_positions
         record = noise.calibrate(
             shapes,
             runs if info.can("top_logprobs") else None,
             (noise.EXACT_POSITIONS if self._exact else noise.POSITIONS, positions),
-            golden.resolution(next(self._samples(longest))),
+            golden.resolution(next(self._samples(*whole))),
             dtype,
             bucket,
         )
         if clean.watch:
             # Margins may have needed fewer of either.
             noise.watch_on(clean, shapes, runs, positions // SOLO_TOKENS)
-            step = golden.attention_rounding(next(self._samples(longest)))
+            step = golden.attention_rounding(next(self._samples(*whole)))
             self._thresholds[key], figures = noise.attention_noise(clean, step)
             record = replace(record, **figures)
         # What a window has left behind is not kept, so that there is nothing to compare.
@@ -163,7 +162,8 @@ class Yardstick:
         reason = f"golden cannot show it: {blind}" if blind else record.attention_reason
         return replace(record, attention_reason=reason, solo_fault=noise.solo_fault(clean))
 
-    def _samples(self, *lengths: int) -> Iterator[tuple[int, ...]]:
+    def _samples(self, *kinds: tuple[int, bool]) -> Iterator[tuple[int, ...]]:
+        """Sequences of these lengths in turn, and whether they are astray."""
         written = self._plan.write_layouts(self._settings.seed + NOISE_SEED).values()
-        for length, layout in zip(cycle(lengths), cycle(written), strict=True):
-            yield layout.sample(length)
+        for (length, astray), layout in zip(cycle(kinds), cycle(written), strict=True):
+            yield layout.stray(length) if astray else layout.sample(length)

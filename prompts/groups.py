@@ -78,6 +78,10 @@ class Layout(ABC):
     def sample(self, length: int) -> Tokens:
         """A sequence of `length` tokens like those of prompts and answers, another one each time."""
 
+    def stray(self, length: int) -> Tokens:
+        """A sequence as an edited history may be, that a model made for answers cannot be sure to go on from."""
+        return self.sample(length)
+
     @abstractmethod
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         """The words that an output of these tokens spells, each with the position of its first token."""

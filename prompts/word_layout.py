@@ -69,6 +69,11 @@ class WordLayout(Layout):
         prompt = alphabet.prompt_tokens(self._rng.sample(DECK, min(length // 2, len(DECK))))
         return (*prompt, *alphabet.answer(prompt, length))[:length]
 
+    def stray(self, length: int) -> Tokens:
+        some = self._rng.sample(range(alphabet.FIRST_WORD, alphabet.ALPHABETS * alphabet.WORDS), max(2, length // 4))
+        words = self._rng.choices(some, k=length - 3)
+        return (alphabet.BOS, *words, alphabet.ASK, self._rng.choice(some))
+
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         found = [(alphabet.word_of(token), step) for step, token in enumerate(tokens)]
         return [(alphabet.spell(word), step) for word, step in found if word is not None]

@@ -126,6 +126,14 @@ def test_samples_have_their_length_and_differ(layout):
     assert len(set(samples)) == 5
 
 
+def test_a_stray_has_its_length_and_cannot_be_answered():
+    layout = WordLayout(0, reach=48)
+    strays = [layout.stray(n) for n in (12, 70, 70, 70)]
+    assert [len(stray) for stray in strays] == [12, 70, 70, 70]
+    assert len(set(strays)) == 4
+    assert all(alphabet.unambiguous(stray, 12) < 12 for stray in strays)
+
+
 def test_text_prompts_hold_the_sentences_of_the_experiment():
     a, b, c = LAYOUTS["zh"]().compose(EDGES["system-prompt"], "alone", 3)
     texts = [Characters().decode(p.tokens) for p in (a, b, c)]

@@ -17,6 +17,7 @@ from kvfence.conformance.scenarios.scenario import BLOCK
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.trial import Trial
 from kvfence.conformance.yardstick import Yardstick
+from kvfence.prompts import alphabet
 from kvfence.reports.outcome import Outcome
 
 NAMES = REPERTOIRE.matching(("*",))
@@ -53,6 +54,23 @@ def rig():
     rig = Rig(watch=("events", "kv"))
     yield rig
     rig.close()
+
+
+@pytest.mark.parametrize(("asked", "astray"), [("scenarios", True), ("controls", False)])
+def test_noise_is_measured_where_histories_lead_nowhere(asked, astray):
+    rig = Rig(profile=asked, watch=("kv",))
+    prompts = []
+
+    def solo(prompt, n):
+        prompts.append(prompt)
+        return rig.driver.solo(prompt, n)
+
+    rig.driver.drive(rig.plan.cases[0], lambda info: rig.yardstick.prepare(rig.plan.cases[0], info, solo))
+    rig.close()
+    strays = [alphabet.unambiguous(prompt, 8) < 8 for prompt in prompts]
+    # Every second run is held out, of what K/V and attention may be off.
+    assert (any(strays[::2]), any(strays[1::2])) == (astray, astray)
+    assert not all(strays)
 
 
 def test_attention_is_what_one_is_about():

@@ -7,11 +7,11 @@ from click.testing import CliRunner
 
 from kvfence.adapters.schedule import Verb, capabilities
 from kvfence.conformance import search as searching
+from kvfence.conformance.answerable import answerable
 from kvfence.conformance.cli import main
 from kvfence.conformance.search import Search, planned
 from kvfence.conformance.seeds import SEEDS
 from kvfence.conformance.settings import Settings, UsageError
-from kvfence.prompts import alphabet
 from kvfence.reports.outcome import Outcome
 
 ALL = {
@@ -119,8 +119,8 @@ def test_every_kind_of_operation_is_drawn(plan, tmp_path):
 
 def test_the_canary_is_never_in_doubt(plan, tmp_path):
     lab, _ = hunted(plan, tmp_path, lambda scenario: False, most=200)
-    asked = [op.request for s in lab.played for op in s.schedule if op.request and not op.request.conversation]
-    assert all(alphabet.unambiguous(request.prompt, request.max_tokens) == request.max_tokens for request in asked)
+    assert all(map(answerable, lab.played))
+    assert sum(map(forks, lab.played)) > 20
 
 
 def test_nothing_is_exchanged_while_a_request_may_run(plan, tmp_path):

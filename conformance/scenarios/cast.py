@@ -153,10 +153,12 @@ class Cast:
 
         So no word is ever emitted twice in a round, and what follows each stays unambiguous.
         """
-        begun = at[1] + 2  # BOS, and the word that is due
-        words = self.prompts[name].tokens[begun : begun + firsts]
-        forced = tuple(word + alphabet.WORDS for word in words)
-        self._note(Operation(Verb.FORK, self._name(name), None, None, forced), None, at)
+        self._note(Operation(Verb.FORK, self._name(name), None, None, self.firsts(name, firsts, at[1])), None, at)
+
+    def firsts(self, name: str, n: int, emitted: int) -> Tokens:
+        """The first tokens of `n` forks of a request that has emitted so many."""
+        begun = emitted + 2  # BOS, and the word that is due
+        return tuple(word + alphabet.WORDS for word in self.prompts[name].tokens[begun : begun + n])
 
     def preempt(self, name: str, at: tuple[str, int]) -> None:
         """Take a running request out of the batch."""
