@@ -270,12 +270,14 @@ def _take(errors: Errors, positions: int) -> list[float]:
 def _noise(errors: list[float], golden: float) -> list[float]:
     """Errors of solo runs; where some stand apart as rounding never does, without all that are larger than golden's.
 
-    An engine of other weights, or of a coarser dtype, is off everywhere and none of its errors stands apart.
+    An engine of other weights, or of a coarser dtype, is off everywhere and none of its errors stands apart; nor does
+    what is no number where nine of ten are none.
     """
     limit = SOLO_LIMIT * golden
-    if max(errors, default=0.0) <= max(limit, APART * sorted([0.0, *errors])[len(errors) // 10]):
+    sizes = [math.inf if math.isnan(error) else error for error in errors]
+    if max(sizes, default=0.0) <= max(limit, APART * sorted([0.0, *sizes])[len(sizes) // 10]):
         return errors
-    return [error for error in errors if not error > limit]
+    return [error for error, size in zip(errors, sizes, strict=True) if size <= limit]
 
 
 def _max(errors: list[float]) -> float:

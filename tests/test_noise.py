@@ -62,6 +62,16 @@ def test_solo_runs_far_noisier_than_golden_are_not_taken_for_noise():
     assert noise.complaint(calibrate(source(), source(lambda i: 0.07), (10_000, 100))) is None
 
 
+@pytest.mark.parametrize("wrong", [math.nan, 0.09])
+def test_what_stands_apart_in_solo_runs_is_no_noise(wrong):
+    quiet = source(lambda i: wrong if i == 1 else 1e-5, length=32)
+    record = calibrate(source(), quiet, (10_000, 640))
+    assert (record.solo_positions, record.solo_outliers, record.solo_max) == (640, 32, 1e-5)
+    assert record.epsilon == 4 * 0.01
+    assert noise.solo_left(record)
+    assert noise.other_model(record) is None
+
+
 def test_an_engine_of_another_model_is_told_from_noise_that_is_not_bounded():
     other = calibrate(source(), source(lambda i: 0.09), (10_000, 100))
     assert noise.other_model(other) == noise.complaint(other)
