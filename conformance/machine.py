@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, precondition, rule
 
-from kvfence.adapters.api import Media
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.answerable import forkable
+from kvfence.conformance.beside import DOMAINS, NOBODY, TENANTS, Beside
 from kvfence.conformance.scenarios.cast import Cast
 from kvfence.conformance.scenarios.scenario import BLOCK, Setup
 from kvfence.prompts import alphabet
@@ -24,31 +24,6 @@ TURN = 16  # new tokens of a turn
 TURNS = 3
 
 
-class Beside(NamedTuple):
-    """What K/V of a request depend on beside its tokens."""
-
-    salt: str | None = None
-    adapter: str | None = None
-    media: tuple[Media, ...] = ()
-
-
-NOBODY = Beside()
-TENANTS = (NOBODY, NOBODY, Beside("x"), Beside("y"))
-DOMAINS = (
-    NOBODY,
-    Beside("x"),
-    Beside("y"),
-    Beside("a"),
-    Beside(adapter="a"),
-    Beside(adapter="b"),
-    Beside(media=(Media(4, "cat"),)),
-    Beside(media=(Media(4, "dog"),)),
-    Beside(media=(Media(5, "cat"),)),
-    Beside(media=(Media(4, "ab"), Media(5, "c"))),
-    Beside(media=(Media(4, "a"), Media(5, "bc"))),
-    Beside(media=(Media(4, "f" * 64 + "0"),)),
-    Beside(media=(Media(4, "f" * 64 + "1"),)),
-)
 ADAPTERS = {"a": Part.KEYS, "b": Part.VALUES}
 
 

@@ -35,11 +35,47 @@
     apply();
   };
 
-  form.addEventListener("input", apply);
+  const remember = () => {
+    const chosen = [...new FormData(form)].filter(([, value]) => value);
+    history.replaceState(null, "", chosen.length ? `#?${new URLSearchParams(chosen)}` : "#cases");
+  };
+
+  form.addEventListener("input", () => {
+    apply();
+    remember();
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", (event) => {
     event.preventDefault();
     choose({});
+    remember();
+  });
+  addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input, select, textarea")) return;
+    event.preventDefault();
+    form.elements.text.focus();
+  });
+
+  // Order: a column's header sorts by it, and the other way round the next time.
+  const order = (column, down) => {
+    const value = (row) => row.cells[column].dataset.sort ?? row.cells[column].textContent;
+    const keyed = rows.map((row) => [value(row), row]);
+    keyed.sort(([a], [b]) => (down ? -1 : 1) * a.localeCompare(b, "en", { numeric: true }));
+    one("#case-table tbody").append(...keyed.map(([, row]) => row));
+  };
+  all("#case-table thead th").forEach((head, column, heads) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "sort";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      order(column, down);
+    });
   });
   all("a[data-filter]").forEach((link) => link.addEventListener("click", () => choose(link.dataset)));
 
@@ -50,6 +86,13 @@
       id = decodeURIComponent(id);
     } catch {
       // A stray percent sign: the id is taken as it stands.
+    }
+    if (id.startsWith("?")) {
+      const chosen = new URLSearchParams(location.hash.slice(2));
+      choose(Object.fromEntries(chosen));
+      form.elements.text.value = chosen.get("text") ?? "";
+      apply();
+      id = "cases";
     }
     const target = document.getElementById(id);
     if (!target) return;

@@ -12,6 +12,7 @@ from kvfence.reports import svg
 from kvfence.reports.card import Brief, Card, cards
 from kvfence.reports.coverage import Coverage, coverage
 from kvfence.reports.groups import Row, engine_name, rows
+from kvfence.reports.kinds import Kind, kinds
 from kvfence.reports.matrix import Matrix, badness, dtype_order, matrix, mode_order
 from kvfence.reports.outcome import UNDECIDED, exit_code
 from kvfence.reports.records import Run
@@ -89,6 +90,7 @@ class View:
     modes: tuple[tuple[str, tuple[Row, ...]], ...]
     cards: list[Card]
     briefs: list[Brief]
+    kinds: tuple[Kind, ...]  # of both
     groups: tuple[Group, ...]
     choices: tuple[Choice, ...]
     links: dict[str, list[tuple[str, str]]]
@@ -117,6 +119,7 @@ def view(run: Run) -> View:
         modes=tuple(_modes(run)),
         cards=full,
         briefs=briefs,
+        kinds=kinds(told),
         groups=_groups(run),
         choices=tuple(_choices(run)),
         links=dict(links),

@@ -48,6 +48,45 @@ def test_filters_change_rows_and_the_count(page: "Page", tmp_path: Path) -> None
     assert "inconclusive" in page.locator(ROWS).inner_text()
 
 
+def test_what_is_filtered_can_be_sent_as_an_address(page: "Page", tmp_path: Path) -> None:
+    Opened(page, samples.violating(), tmp_path)
+    page.get_by_label("Outcome", exact=True).select_option("violates")
+    page.get_by_label("Text").fill("float32 <&")
+    address = page.evaluate("location.hash")
+    assert address == "#?outcome=violates&text=float32+%3C%26"
+    page.get_by_role("button", name="Clear").click()
+    assert page.evaluate("location.hash") == "#cases"
+    Opened(page, samples.violating(), tmp_path, "#?outcome=violates&text=FLOAT32")
+    assert page.locator("#shown").inner_text() == "1 of 24 cases"
+    assert page.get_by_label("Text").input_value() == "FLOAT32"
+    assert page.get_by_label("Outcome", exact=True).input_value() == "violates"
+
+
+def test_a_slash_goes_to_the_text_filter(page: "Page", tmp_path: Path) -> None:
+    Opened(page, samples.violating(), tmp_path)
+    page.keyboard.press("/")
+    page.keyboard.type("a/b")
+    assert page.get_by_label("Text").input_value() == "a/b"
+
+
+def test_columns_sort_both_ways(page: "Page", tmp_path: Path) -> None:
+    Opened(page, samples.violating(), tmp_path)
+    column = page.locator("#case-table tbody td:nth-child(5)")
+    before = column.all_inner_texts()
+    head = page.get_by_role("columnheader", name="At once")
+    for order, names in (("ascending", sorted(before, key=int)), ("descending", sorted(before, key=int)[::-1])):
+        head.get_by_role("button").press("Enter")
+        assert head.get_attribute("aria-sort") == order
+        assert column.all_inner_texts() == names != before
+    page.get_by_role("columnheader", name="Outcome").get_by_role("button").click()
+    assert head.get_attribute("aria-sort") is None
+    outcomes = page.locator("#case-table tbody td:first-child").all_inner_texts()
+    assert outcomes == sorted(outcomes)
+    # Rows are the same ones, so filters still hold.
+    page.get_by_label("Outcome", exact=True).select_option("violates")
+    assert page.locator(ROWS).count() == 2
+
+
 def test_matrix_cells_filter(page: "Page", tmp_path: Path) -> None:
     Opened(page, samples.violating(), tmp_path)
     page.locator(".cell a.violates").first.press("Enter")
