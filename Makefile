@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, engines, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -16,12 +16,14 @@ VLLM_REPORT ?= vllm-report
 STAMP := $(VENV)/.installed
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.installed
+OWN_ENGINES := reference hf hf-continuous llama-cpp mlx-lm openvino
+MATRIX := --model canary --profile default --dtype float32
 SCORES := $(addprefix faults-,observed answers tokens observed-windowed answers-windowed)
 
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm lint bench clean
+.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements engines engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm lint bench clean
 
 install: $(STAMP)
 
@@ -100,6 +102,13 @@ engine-openvino: install
 	$(BIN)/python -m pytest tests/test_openvino*.py
 	$(BIN)/kvfence run --engine openvino --model canary --profile default --dtype float32 --report $(ENGINES)/openvino \
 	    --baseline docs/findings/known.toml
+
+# Every engine on the default profile, and the page that holds them against each other.
+engines: install $(VLLM_STAMP)
+	$(BIN)/pip install -q -c constraints.txt --only-binary openvino-genai,xllamacpp -e '.[llama-cpp,mlx,openvino]'
+	-for engine in $(OWN_ENGINES); do $(BIN)/kvfence run --engine $$engine $(MATRIX) --report $(ENGINES)/$$engine; done
+	-$(VLLM_BIN)/kvfence run --engine vllm $(MATRIX) --device $(VLLM_DEVICE) --report $(ENGINES)/vllm
+	$(BIN)/python benchmarks/engines_page.py $(ENGINES) docs/engines.md
 
 # The page of requirements; a test holds it to be up to date.
 requirements: install
