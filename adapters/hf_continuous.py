@@ -17,11 +17,11 @@ from kvfence.adapters.api import (
     EngineStartError,
     RefusedError,
     Request,
-    Session,
     Support,
     supported,
     unsupported,
 )
+from kvfence.adapters.collected import CollectedSession
 from kvfence.adapters.hf_batcher import Batcher, Live
 from kvfence.adapters.hf_model import PAD, POOL_TOKENS, can_share, can_watch, first_line, load
 from kvfence.adapters.observation import Observed
@@ -33,17 +33,16 @@ BATCH_TOKENS = 1024  # longer prompts are prefilled in chunks; the mask takes th
 IDLE_PASSES = 8  # that bring nobody on before a session gives up
 
 
-class ContinuousSession(Session):
+class ContinuousSession(CollectedSession):
     """Continuous batching, driven step by step. A request still in prefill takes part in a step with no tokens."""
 
     def __init__(self, batcher: Batcher) -> None:
+        super().__init__()
         self._batcher, self._live = batcher, batcher.live
-        self._done: list[Completion] = []
         self._idle = 0
         # A request that was preempted is computed anew before it comes on.
         self._patience = IDLE_PASSES + ceil(batcher.capacity / batcher.processor.max_batch_tokens)
         self._broken = False
-        self.closed = False
 
     def submit(self, request: Request) -> None:
         """Hand a request over. Raises RefusedError if its id is in use or the pool can never hold it."""
@@ -79,10 +78,6 @@ class ContinuousSession(Session):
             if not self._batcher.withdraw(id):
                 raise self._fault(f"request {id} was cancelled and its blocks are still held")
             del self._live[id]
-
-    def completions(self) -> Sequence[Completion]:
-        done, self._done = self._done, []
-        return done
 
     def close(self) -> None:
         # Whatever fails here, the engine must be able to begin another session.
@@ -124,7 +119,7 @@ class ContinuousSession(Session):
             if output.is_finished():
                 del self._live[live.request.id]
                 tokens, logprobs = tuple(output.generated_tokens), tuple(output.logprobs)
-                self._done.append(Completion(output.request_id, tokens, logprobs, tuple(live.best), live.cached))
+                self.done.append(Completion(output.request_id, tokens, logprobs, tuple(live.best), live.cached))
         return emitted
 
     def _fault(self, reason: str) -> EngineFaultError:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request, Session
+from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request
+from kvfence.adapters.collected import CollectedSession
 from kvfence.adapters.conversations import Conversations
 from kvfence.adapters.hf_model import TOP, first_line
 from kvfence.adapters.mlx_lm_batch import Batch
@@ -67,7 +68,7 @@ class Live:
         return Completion(self.request.id, *answer, self.cached, self.forced)
 
 
-class MLXSession(Session):
+class MLXSession(CollectedSession):
     """mlx-lm, driven step by step.
 
     A prompt takes part in steps with no tokens: in one for each of its chunks, and in one that begins its answer.
@@ -82,13 +83,12 @@ class MLXSession(Session):
         observed: dict[str, KV] | None,
     ) -> None:
         """K/V of requests that end are put into `observed`."""
+        super().__init__()
         self._batch, self._kept, self._conversations = batch, kept, conversations
         self._sharing, self._observed = sharing, observed
         self._live: dict[str, Live] = {}
-        self._done: list[Completion] = []
         self._forks = 0
         self._broken = False
-        self.closed = False
 
     def submit(self, request: Request) -> None:
         """Hand a request over. Raises RefusedError if its id is in use, or for what mlx-lm does not take."""
@@ -170,10 +170,6 @@ class MLXSession(Session):
     def edit(self, conversation: str, history: Sequence[int]) -> None:
         self._conversations.edit(conversation, history)
 
-    def completions(self) -> Sequence[Completion]:
-        done, self._done = self._done, []
-        return done
-
     def close(self) -> None:
         self.closed = True
         for id in [] if self._broken else list(self._live):
@@ -202,7 +198,7 @@ class MLXSession(Session):
             self._observed[live.request.id] = _shown(response.prompt_cache)
         if live.domain is not None:
             self._kept.keep(live.domain, response.all_tokens, response.prompt_cache)
-        self._done.append(live.completion())
+        self.done.append(live.completion())
 
     def _fault(self, reason: str) -> EngineFaultError:
         self._broken = True

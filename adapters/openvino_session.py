@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request, Session
+from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request
+from kvfence.adapters.collected import CollectedSession
 from kvfence.adapters.conversations import Conversations
 from kvfence.adapters.openvino_pipeline import Pipeline, told
 
@@ -51,17 +52,15 @@ def cached_tokens(prompt: int, echoed: int) -> int:
     return max(prompt - 1 - echoed, 0)
 
 
-class OpenVINOSession(Session):
+class OpenVINOSession(CollectedSession):
     """OpenVINO GenAI, driven step by step. A request that waits or is in prefill takes part with no tokens."""
 
     def __init__(self, pipeline: Pipeline, conversations: Conversations, room: int) -> None:
+        super().__init__()
         self._pipeline, self._conversations, self._room = pipeline, conversations, room
         self._live: dict[str, Live] = {}
         self._stepped: deque[dict[str, tuple[int, ...]]] = deque()  # passes not yet told of
-        self._done: list[Completion] = []
-        self._failed: dict[str, str] = {}
         self._broken = False
-        self.closed = False
 
     @property
     def running(self) -> bool:
@@ -102,14 +101,6 @@ class OpenVINOSession(Session):
 
     def edit(self, conversation: str, history: Sequence[int]) -> None:
         self._conversations.edit(conversation, history)
-
-    def completions(self) -> Sequence[Completion]:
-        done, self._done = self._done, []
-        return done
-
-    def failures(self) -> Mapping[str, str]:
-        failed, self._failed = self._failed, {}
-        return failed
 
     def close(self) -> None:
         self.closed = True
@@ -165,6 +156,6 @@ class OpenVINOSession(Session):
         del self._live[request.id]
         self._conversations.end(request, live.tokens if live.ended else None)
         if live.ended:
-            self._done.append(live.completion(self._pipeline.logprobs))
+            self.done.append(live.completion(self._pipeline.logprobs))
         else:
-            self._failed[request.id] = why
+            self.failed[request.id] = why

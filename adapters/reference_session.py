@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request, Session
+from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request
+from kvfence.adapters.collected import CollectedSession
 from kvfence.reference_impl.clock import Stream
 from kvfence.reference_impl.engine import EngineError, ReferenceEngine
 from kvfence.reference_impl.key import Media
@@ -12,14 +13,12 @@ from kvfence.reference_impl.sequence import Finish
 IDLE_STEPS = 16  # that bring nobody on before a session gives up
 
 
-class ReferenceSession(Session):
+class ReferenceSession(CollectedSession):
     """The reference engine, driven step by step."""
 
     def __init__(self, engine: ReferenceEngine) -> None:
+        super().__init__()
         self._engine = engine
-        self._done: list[Completion] = []
-        self._failed: dict[str, str] = {}
-        self.closed = False
 
     def submit(self, request: Request) -> None:
         """Hand a request over. Raises RefusedError for one that the engine refuses."""
@@ -63,14 +62,6 @@ class ReferenceSession(Session):
         with refused():
             self._engine.edit_history(conversation, history)
 
-    def completions(self) -> Sequence[Completion]:
-        done, self._done = self._done, []
-        return done
-
-    def failures(self) -> Mapping[str, str]:
-        failed, self._failed = self._failed, {}
-        return failed
-
     def close(self) -> None:
         self.closed = True
         for id in list(self._engine.sequences):
@@ -81,9 +72,9 @@ class ReferenceSession(Session):
     def _collect(self) -> None:
         for sequence in self._engine.finished():
             if sequence.finish is Finish.FAILED:
-                self._failed[sequence.id] = sequence.error
+                self.failed[sequence.id] = sequence.error
             if sequence.finish is Finish.LENGTH:
-                self._done.append(
+                self.done.append(
                     Completion(
                         sequence.id,
                         tuple(sequence.output),

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import Protocol
 
-from kvfence.adapters.api import AdapterError, Completion, EngineFaultError, RefusedError, Request, Session
+from kvfence.adapters.api import AdapterError, Completion, EngineFaultError, RefusedError, Request
+from kvfence.adapters.collected import CollectedSession
 from kvfence.adapters.conversations import Conversations
 from kvfence.adapters.http_client import HTTPClient
 
@@ -55,19 +56,17 @@ class _Live:
     ended: Ended | None = None
 
 
-class StreamSession(Session):
+class StreamSession(CollectedSession):
     """A session that hands tokens on one by one, in the order in which they come.
 
     The server does not wait: when an operation's moment has come here, it may be some tokens further.
     """
 
     def __init__(self, server: Server, conversations: Conversations) -> None:
+        super().__init__()
         self._server, self._conversations = server, conversations
         self._live: dict[str, _Live] = {}
         self._heard: Queue[tuple[_Live, Emitted | Ended | Exception]] = Queue()
-        self._done: list[Completion] = []
-        self._failed: dict[str, str] = {}
-        self.closed = False
 
     @property
     def running(self) -> bool:
@@ -117,14 +116,6 @@ class StreamSession(Session):
     def edit(self, conversation: str, history: Sequence[int]) -> None:
         self._conversations.edit(conversation, history)
 
-    def completions(self) -> Sequence[Completion]:
-        done, self._done = self._done, []
-        return done
-
-    def failures(self) -> Mapping[str, str]:
-        failed, self._failed = self._failed, {}
-        return failed
-
     def close(self) -> None:
         self.closed = True
         left, self._live = self._live, {}
@@ -163,7 +154,7 @@ class StreamSession(Session):
         else:
             del self._live[id]
             self._conversations.end(live.request, None)
-            self._failed[id] = str(heard)
+            self.failed[id] = str(heard)
 
     def _finish(self, live: _Live) -> None:
         request, emitted = live.request, live.emitted
@@ -173,7 +164,7 @@ class StreamSession(Session):
         self._conversations.end(request, tokens)
         logprobs = [e.logprob for e in emitted if e.logprob is not None]
         best = [e.best for e in emitted if e.best is not None]
-        self._done.append(
+        self.done.append(
             Completion(
                 request.id,
                 tokens,

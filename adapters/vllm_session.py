@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request, Session
+from kvfence.adapters.api import Completion, EngineFaultError, RefusedError, Request
+from kvfence.adapters.collected import CollectedSession
 from kvfence.adapters.hf_model import TOP, first_line
 from kvfence.adapters.vllm_core import Core
 
@@ -44,16 +45,14 @@ class Live:
         )
 
 
-class VLLMSession(Session):
+class VLLMSession(CollectedSession):
     """vLLM, driven step by step. A request still in prefill takes part in a step with no tokens."""
 
     def __init__(self, core: Core, adapters: Mapping[str, Any]) -> None:
+        super().__init__()
         self._core, self._adapters = core, adapters
         self._live: dict[str, Live] = {}
-        self._done: list[Completion] = []
-        self._failed: dict[str, str] = {}
         self._broken = False
-        self.closed = False
 
     def submit(self, request: Request) -> None:
         """Hand a request over. Raises RefusedError if its id is in use, or it is more than the engine can hold."""
@@ -95,14 +94,6 @@ class VLLMSession(Session):
         if live is not None and not self._core.withdraw(live.theirs):
             raise EngineFaultError(f"request {id} was cancelled and its blocks are still held")
 
-    def completions(self) -> Sequence[Completion]:
-        done, self._done = self._done, []
-        return done
-
-    def failures(self) -> Mapping[str, str]:
-        failed, self._failed = self._failed, {}
-        return failed
-
     def close(self) -> None:
         self.closed = True
         for id in list(self._live):
@@ -121,7 +112,7 @@ class VLLMSession(Session):
             if output.finished:
                 del self._live[live.request.id]
                 if (reason := output.outputs[0].finish_reason) == "length":
-                    self._done.append(live.completion())
+                    self.done.append(live.completion())
                 else:
-                    self._failed[live.request.id] = f"it ended by {reason}"
+                    self.failed[live.request.id] = f"it ended by {reason}"
         return emitted
