@@ -135,7 +135,10 @@ class Plan:
     def _write_scenarios(self, dtypes: tuple[str, ...]) -> Iterator[Scenario]:
         profile = self._settings.plan
         if self.model.has_text and profile.edges:
-            return  # what there is for such a model are the modes
+            # What there is for such a model are the modes.
+            left = len(REPERTOIRE.matching(profile.scenarios)) + sum(1 for _ in self._cells())
+            self.left_out |= {"they are in the canary's words, and this model has others": left} if left else {}
+            return
         for dtype in ("float32",) if profile.edges else dtypes:
             for name in REPERTOIRE.matching(profile.scenarios):
                 try:
@@ -145,8 +148,12 @@ class Plan:
                         raise
                     # There is enough else to run on a model that has no mirrors.
                     self.left_out[str(error)] = self.left_out.get(str(error), 0) + 1
-        for cell in factors.cells(profile.strength) if profile.strength else ():
+        for cell in self._cells():
             yield cells.write(cell, self._words, self.model.path.resolve(), self.mirror)
+
+    def _cells(self) -> tuple[factors.Cell, ...]:
+        strength = self._settings.plan.strength
+        return factors.cells(strength) if strength else ()
 
     def write_layouts(self, seed: int) -> dict[str, Layout]:
         """Fresh layouts, by name, that draw from `seed`."""

@@ -28,6 +28,14 @@ def test_it_is_an_ordinary_model_folder(folder):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_a_run_tells_of_the_scenarios_that_it_has_no_words_for():
+    written = Plan(Settings("hf", "canary", "default"))
+    plan = Plan(Settings("hf", "smollm2", "default"))
+    (told,) = plan.left_out.items()
+    assert told == ("they are in the canary's words, and this model has others", len(written.scenarios))
+    assert (plan.scenarios, written.left_out) == ([], {})
+
+
 def test_hf_shares_the_prompts_of_the_experiment_without_a_leak(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(noise, "POSITIONS", 400)
     cases = tuple(f"shared-{language}-system-prompt-partner-c2-float32" for language in ("zh", "en"))
