@@ -73,29 +73,35 @@ class Suite:
 
     def examine(self, case: Subject) -> CaseRecord:
         """Run one case and record its verdict. Raises UsageError if the engine has never started and does not."""
-        return self._conclude(self._trial.judge(self._drive(case)))
+        return self._conclude(self._judge(self._drive(case)))
+
+    def _judge(self, driven: Driven) -> Judged:
+        """Judge a case and record the verdict at once: what the engine is asked next may never end."""
+        judged = self._trial.judge(driven)
+        self._writer.write(self._told(judged, ()))
+        return judged
 
     def _conclude(self, judged: Judged) -> CaseRecord:
-        """Record a verdict; of a violation, once it has been tried what it takes."""
+        """Count a verdict; of a violation, once it has been tried what it takes."""
         case = judged.driven.case
         judged = self._trial.explain(judged, lambda without: self._driver.emptied(case, without))
         several = case.mode != "serial" and case.company != "alone"
         if self.settings.plan.serialise and several and judged.ruling.outcome is Outcome.VIOLATES:
             together, alone = (self._driver.again(case, one_by_one) for one_by_one in (False, True))
             judged = self._trial.locked(judged, together, alone)
-        return self._record(judged)
+        return self._count(judged)
 
     def diagnose(self, scenario: Scenario) -> CaseRecord:
         """Examine a schedule and, if it violates, climb the ladder; the class goes by the plan's probes too."""
-        judged = self._trial.judge(self._drive(scenario))
+        judged = self._judge(self._drive(scenario))
         if judged.ruling.outcome is not Outcome.VIOLATES:
-            return self._record(judged)
+            return self._count(judged)
         beside = probe(self.plan.cases, judged, lambda case: self._trial.judge(self._drive(case)))
         judged = self._trial.explain(judged, lambda without: self._driver.emptied(scenario, without), beside)
         climbed = climb(scenario, judged, lambda simpler: self._trial.judge(self._drive(simpler)))
         file = self.settings.report / "schedules" / "smallest.json"
         _written(dumps(climbed.smallest), file)
-        return self._record(judged, climbed.rungs)
+        return self._count(judged, climbed.rungs)
 
     def run_all(self, cases: Iterable[Subject]) -> Iterator[CaseRecord]:
         """Examine cases in order, judging each while the engine already works on the next."""
@@ -113,20 +119,25 @@ class Suite:
                 driven = self._drive(case)
                 if pending:
                     yield self._conclude(pending.result())
-                pending = judge.submit(self._trial.judge, driven)
+                pending = judge.submit(self._judge, driven)
             if pending:
                 yield self._conclude(pending.result())
 
     def _drive(self, case: Subject) -> Driven:
         return self._driver.drive(case, lambda info: self._yardstick.prepare(case, info, self._driver.solo))
 
-    def _record(self, judged: Judged, ladder: tuple[Rung, ...] = ()) -> CaseRecord:
+    def _told(self, judged: Judged, ladder: tuple[Rung, ...]) -> CaseRecord:
         record = replace(case_record(self.settings, judged), ladder=ladder)
         case = judged.driven.case
         if record.outcome is Outcome.VIOLATES and isinstance(case, Scenario):
             record = replace(record, schedule=tuple(lines(case)), replay=self._keep(case))
-        record = replace(record, known=self._known(judged))
-        self._writer.write(record)
+        return replace(record, known=self._known(judged))
+
+    def _count(self, judged: Judged, ladder: tuple[Rung, ...] = ()) -> CaseRecord:
+        """Count a recorded verdict; a violation is recorded anew, with what was found out since."""
+        record = self._told(judged, ladder)
+        if record.outcome is Outcome.VIOLATES:
+            self._writer.write(record)
         if record.known:
             self.known += 1
         elif self.settings.require_level and record.outcome is Outcome.NOT_OBSERVABLE:

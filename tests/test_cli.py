@@ -117,7 +117,8 @@ def test_undecided_cases_are_exit_3(kvfence):
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_stopped_half_way_keeps_its_records(kvfence, tmp_path, sign):
-    command = [*KVFENCE, *ROGUE, "--engine-arg", "how=hang", "--report", "out"]
+    # A run that records nothing ends by its deadline, and the test with it.
+    command = [*KVFENCE, *ROGUE, "--engine-arg", "how=hang", "--report", "out", "--deadline", "60"]
     command += ["--case", "independent-*-stranger-*", "--case", "independent-*-mixed-c8-*"]
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
