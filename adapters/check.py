@@ -8,8 +8,7 @@ from kvfence.adapters.observation import TOP, Attention, CacheEvent, Observed
 
 def check_completions(requests: Sequence[Request], completions: object, vocabulary: int) -> list[Completion]:
     """The completions in the order of the requests, or EngineFaultError saying how they are not an answer to them."""
-    if not isinstance(completions, Sequence) or not all(isinstance(c, Completion) for c in completions):
-        raise EngineFaultError(f"generate() must return a sequence of Completion, got {type(completions).__name__}")
+    completions = check_answer(completions)
     by_id = {completion.id: completion for completion in completions}
     if len(completions) != len(requests) or by_id.keys() != {request.id for request in requests}:
         raise EngineFaultError(f"{len(requests)} requests got {len(completions)} completions, ids {sorted(by_id)}")
@@ -17,6 +16,15 @@ def check_completions(requests: Sequence[Request], completions: object, vocabula
     for request, completion in zip(requests, ordered, strict=True):
         check_completion(request, completion, vocabulary)
     return ordered
+
+
+def check_answer(answer: object) -> Sequence[Completion]:
+    """What `generate` has answered. Raises EngineFaultError where that is of another type."""
+    if isinstance(answer, Sequence):
+        if not (odd := [one for one in answer if not isinstance(one, Completion)]):
+            return answer
+        raise EngineFaultError(f"generate() must return Completions, not {type(odd[0]).__name__}")
+    raise EngineFaultError(f"generate() must return a sequence of Completion, not {type(answer).__name__}")
 
 
 def check_observed(requests: Sequence[Request], observed: object) -> Observed:

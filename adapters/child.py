@@ -9,12 +9,11 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from kvfence.adapters.api import Engine, EngineConfig
 from kvfence.adapters.player import Played, play
-from kvfence.adapters.registry import load
+from kvfence.adapters.registry import load, look_here
 from kvfence.adapters.schedule import Schedule
 from kvfence.adapters.wire import EngineInfo, describe, failure
 
@@ -72,9 +71,7 @@ def main() -> None:
     """Serve the host that started this process."""
     wire = Connection(int(sys.argv[1]))
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
-    # The working directory is where a user keeps the module of module:factory.
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    look_here()
     serve(wire)
 
 

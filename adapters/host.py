@@ -1,6 +1,7 @@
 """The host of an engine: a child process with a deadline on every call, started anew after a crash or a hang."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,10 +20,11 @@ from kvfence.adapters.api import (
     Request,
 )
 from kvfence.adapters.child import Child
-from kvfence.adapters.registry import load
+from kvfence.adapters.registry import look_here
 from kvfence.adapters.schedule import Schedule
 from kvfence.adapters.wire import EngineInfo, Failure
 
+PROGRESS = re.compile(r"\d%\|")  # a progress bar: the last that was written, and no reason
 LOG_TAIL = 400  # characters of the child's last output kept in an error
 
 
@@ -219,7 +221,8 @@ class ProcessHost:
         code = self._process.returncode
         cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         self._log.seek(0)
-        words = self._log.read().decode(errors="replace").strip().splitlines()
+        lines = re.split(r"[\r\n]+", self._log.read().decode(errors="replace").strip())
+        words = [line for line in lines if line and not PROGRESS.search(line)]
         self._stop()
         return f"engine process died ({cause})" + (f": {words[-1][-LOG_TAIL:]}" if words else "")
 
@@ -242,6 +245,6 @@ class ProcessHost:
 def make_host(spec: str, model: str, deadline: float, in_process: bool) -> Host:
     """A host for the adapter `spec` on the model folder `model`."""
     if in_process:
-        load(spec)
+        look_here()
         return InProcessHost(spec, model)
     return ProcessHost(spec, model, deadline)

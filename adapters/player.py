@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from kvfence.adapters.api import Completion, Engine, EngineFaultError, RefusedError, Session, Support
+from kvfence.adapters.check import check_answer
 from kvfence.adapters.observation import Observed
 from kvfence.adapters.schedule import Moment, Operation, Schedule, Verb, waves
 
@@ -31,7 +32,7 @@ def play(engine: Engine, schedule: Schedule) -> Played:
     batches = waves(schedule)
     if batches is None:
         raise EngineFaultError("the engine has no sessions, and this schedule is more than batches")
-    completions = [completion for batch in batches for completion in engine.generate(batch)]
+    completions = [completion for batch in batches for completion in check_answer(engine.generate(batch))]
     emitted = {completion.id: tuple(completion.tokens) for completion in completions}
     return Played(tuple(completions), emitted, observed=engine.observe())
 

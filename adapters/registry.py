@@ -1,7 +1,9 @@
 """Where adapters are found: entry points of the group `kvfence.adapters`, or ``module:factory``."""
 
 import importlib
+import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from kvfence.adapters.api import Adapter, EngineStartError
 
@@ -24,6 +26,12 @@ def spec(engine: str) -> str:
         if point.name == engine:
             return point.value
     raise EngineStartError(f"unknown engine {engine!r}: choose one of {', '.join(names())}, or give module:factory")
+
+
+def look_here() -> None:
+    """Let modules be found in the working directory, where a user keeps that of module:factory."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def load(spec: str) -> Adapter:

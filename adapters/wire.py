@@ -46,6 +46,8 @@ def describe(engine: Engine) -> EngineInfo:
     """The facts of an opened engine. Raises EngineStartError where they are not what the contract says."""
     if not isinstance(engine, Engine):
         raise EngineStartError(f"the adapter must return an Engine, not {type(engine).__name__}")
+    if not isinstance(engine.capabilities, Mapping):
+        raise EngineStartError(f"the engine's capabilities must be a mapping, not {type(engine.capabilities).__name__}")
     if odd := [name for name, state in engine.capabilities.items() if not isinstance(state, Capability)]:
         raise EngineStartError(f"the engine's capability {odd[0]} must be a Capability")
     if (size := engine.block_size) is not None and (not isinstance(size, int) or size < 1):

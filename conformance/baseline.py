@@ -107,8 +107,9 @@ def _entry(file: Path, place: int, entry: object) -> Known:
     names = {field.name for field in fields(Known)}
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
         raise UsageError(f"{file}: entry {place} must be a table of strings")
+    odd = "none of them" if set(entry) - names else "missing"
     if wrong := sorted(set(entry) - names) + sorted(names - {"link"} - set(entry)):
-        raise UsageError(f"{file}: entry {place} must have requirement, engine, versions, reason; see {wrong[0]}")
+        raise UsageError(f"{file}: entry {place} must have requirement, engine, versions, reason; {wrong[0]} is {odd}")
     if entry["requirement"] not in requirements():
         raise UsageError(
             f"{file}: entry {place} is of {entry['requirement']}, which is no requirement; see `kvfence list`"

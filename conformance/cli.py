@@ -12,11 +12,11 @@ from kvfence.conformance.cli_compare import compare
 from kvfence.conformance.cli_demo import demo
 from kvfence.conformance.cli_doctor import doctor
 from kvfence.conformance.cli_schedules import diagnose, replay, search
-from kvfence.conformance.one_line import OneLine, or_one_line
-from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, UsageError, engine_arguments
+from kvfence.conformance.one_line import Commands, or_one_line
+from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, engine_arguments
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvfence")
 def main() -> None:
     """Show whether one request's KV cache leaks into another request's output."""
@@ -61,11 +61,12 @@ def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], 
     """
     from kvfence.conformance.terminal import follow
 
-    try:
+    def run_it() -> int:
         settings = Settings(report=report_folder, cases=patterns, engine_args=engine_arguments(pairs), **options)
-        code = follow(settings, as_json=as_json)
-    except UsageError as error:
-        raise OneLine(str(error)) from error
+        return follow(settings, as_json=as_json)
+
+    try:
+        code = or_one_line(run_it)
     except KeyboardInterrupt:
         click.echo(f"kvfence: interrupted; what was done is in {report_folder}", err=True)
         sys.exit(130)
@@ -78,13 +79,15 @@ def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], 
 def report(folder: Path, run_id: str | None) -> None:
     """Make report.html and junit.xml anew from the records in FOLDER, also of a run that was killed."""
     from kvfence.conformance.terminal import write_reports
-    from kvfence.reports.records import RecordError
+    from kvfence.reports.records import read
+    from kvfence.reports.text import count
 
-    try:
-        for file in write_reports(folder, run_id):
-            click.echo(file)
-    except RecordError as error:
-        raise OneLine(str(error)) from error
+    for file in or_one_line(lambda: write_reports(folder, run_id)):
+        click.echo(file)
+    if torn := read(folder, run_id).torn_lines:
+        click.echo(
+            f"kvfence: {count(torn, 'record line')} could not be read (cut short by a kill?)", err=True
+        )
 
 
 @main.command("list")

@@ -1,10 +1,12 @@
 """A user's mistake, told in one line."""
 
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from kvfence.adapters.api import EngineStartError
 from kvfence.conformance.settings import UsageError
 
 T = TypeVar("T")
@@ -26,5 +28,24 @@ def or_one_line(call: Callable[[], T]) -> T:
 
     try:
         return call()
-    except (ModelError, UsageError, RecordError) as error:
+    except (ModelError, UsageError, RecordError, EngineStartError) as error:
         raise OneLine(str(error)) from error
+    except OSError as error:
+        raise OneLine(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+
+
+class Commands(click.Group):
+    """The command line. What is interrupted or breaks has exit codes of its own: 1 says that an engine leaks."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            click.echo("kvfence: interrupted; `kvfence report FOLDER` tells what was done", err=True)
+            ctx.exit(130)
+        except Exception:
+            traceback.print_exc()
+            click.echo("kvfence: a fault of kvfence itself, of which the lines above tell; nothing is known", err=True)
+            ctx.exit(3)

@@ -10,7 +10,7 @@ from kvfence.adapters.api import Media, Request
 from kvfence.adapters.schedule import Moment, Operation, Verb
 from kvfence.conformance.oracles.side import common
 from kvfence.conformance.scenarios.scenario import Scenario, Setup
-from kvfence.conformance.settings import UsageError
+from kvfence.conformance.settings import KNOWN_DTYPES, UsageError
 from kvfence.prompts.mirror import Part
 from kvfence.prompts.prompt import Prompt
 
@@ -83,6 +83,10 @@ def loads(text: str, file: str, model: Path, mirror: Mirror) -> Scenario:
         raise UsageError(f"{file} is no schedule: {error}") from error
 
 
+TYPES = {"name": str, "requirement": str, "dtype": str, "layout": str, "setup": dict, "operations": list, "hits": list}
+NAMES = {str: "string", dict: "table", list: "list"}
+
+
 class _Reader:
     """A schedule that is being read. Raises KeyError, TypeError or ValueError for what does not belong in one."""
 
@@ -93,6 +97,11 @@ class _Reader:
 
     def scenario(self) -> Scenario:
         data = self._data
+        for key, kind in TYPES.items():
+            if not isinstance(data[key], kind):
+                raise TypeError(f"{key} must be a {NAMES[kind]}, not {data[key]!r}")
+        if data["dtype"] not in KNOWN_DTYPES:
+            raise ValueError(f"its dtype {data['dtype']} is none of {', '.join(KNOWN_DTYPES)}")
         known = {field.name for field in fields(Setup)}
         if unknown := set(data["setup"]) - known:
             raise ValueError(f"a setup has no {', '.join(sorted(unknown))}")
@@ -100,11 +109,11 @@ class _Reader:
         if not self._prompts:
             raise ValueError("it submits nothing")
         return Scenario(
-            name=str(data["name"]),
-            requirement=str(data["requirement"]),
+            name=data["name"],
+            requirement=data["requirement"],
             setup=Setup(**data["setup"]),
-            dtype=str(data["dtype"]),
-            layout=str(data["layout"]),
+            dtype=data["dtype"],
+            layout=data["layout"],
             schedule=schedule,
             prompts=self._prompts,
             hits=tuple(name for name in data["hits"] if self._known(name)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvfence.adapters import registry
 from kvfence.adapters.api import EngineConfig, EngineStartError
-from kvfence.conformance.case import PROFILES, Profile
+from kvfence.conformance.case import DTYPES, PROFILES, Profile
 from kvfence.conformance.scenarios.scenario import Scenario, Setup
 from kvfence.conformance.subject import Subject
 
@@ -20,6 +20,7 @@ class UsageError(Exception):
 
 
 WEEK = 604_800  # seconds
+KNOWN_DTYPES = (*DTYPES, "float64")  # in which golden can be had
 LEVELS = ("tokens", "logprobs", "blocks", "kv", "attention")  # how deep an engine can be looked into
 
 
@@ -53,7 +54,13 @@ class Settings:
         if self.require_level not in (None, *LEVELS):
             raise UsageError(f"no level {self.require_level!r}: choose one of {', '.join(LEVELS)}")
         if not 0 < self.deadline <= WEEK:
-            raise UsageError(f"a deadline of {self.deadline:g} s makes no sense; give a number from 0 to {WEEK:,}")
+            raise UsageError(f"a deadline of {self.deadline:g} s makes no sense; give more than 0, at most {WEEK:,}")
+        if odd := [dtype for dtype in self.dtypes if dtype not in KNOWN_DTYPES]:
+            raise UsageError(f"no dtype {odd[0]}: choose one of {', '.join(KNOWN_DTYPES)}")
+        if self.device.startswith("cuda") and not _has_cuda():
+            raise UsageError(
+                f"no CUDA device is here for --device {self.device}; take cpu, or a torch that sees the card"
+            )
 
     @property
     def plan(self) -> Profile:
@@ -107,6 +114,12 @@ class Settings:
         words = ["--engine", self.engine, "--model", self.model]
         words += ["--device", self.device] if self.device != "cpu" else []
         return words + [w for key, value in self.engine_args.items() for w in ("--engine-arg", f"{key}={value}")]
+
+
+def _has_cuda() -> bool:
+    import torch  # takes a second
+
+    return torch.cuda.is_available()
 
 
 def engine_arguments(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -158,7 +158,7 @@ class Run:
     noise: list[dict[str, Any]] = field(default_factory=list)
     cases: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
-    torn_lines: int = 0  # lines cut short by a kill
+    torn_lines: int = 0  # lines that cannot be read, such as one cut short by a kill
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -217,12 +217,15 @@ def read(folder: Path, run: str | None = None) -> Run:
     lines, torn = _lines(folder, run)
     of_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("run", "engine", "noise", "case", "end")}
     for line in lines:
-        if line.get("schema") != SCHEMA or line.get("kind") not in of_kind:
+        if line.get("schema", SCHEMA) != SCHEMA:
             raise RecordError(f"run {run} in {folder} has records of another schema; this kvfence reads {SCHEMA}")
-        if line["kind"] == CaseRecord.kind and not line.keys() >= WHOLE:
+        kind = line.get("kind")
+        if kind not in of_kind or "schema" not in line or (kind == CaseRecord.kind and not line.keys() >= WHOLE):
             torn += 1
-            continue
-        of_kind[line["kind"]].append(line)
+        else:
+            of_kind[kind].append(line)
+    if not any(of_kind.values()):
+        raise RecordError(f"run {run} in {folder} holds no record; was it written by something else?")
     if not of_kind["run"]:
         raise RecordError(f"run {run} in {folder} has no header: it was killed before its first case")
     return Run(

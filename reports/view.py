@@ -205,7 +205,7 @@ def _proof(run: Run) -> list[str]:
     for dtype, bucket, reason in sorted(unjudged, key=lambda each: (dtype_order(each[0]), *each[1:])):
         said.append(reason and f"Attention in {dtype}, to {bucket:,} tokens, was not judged: {reason}.")
     if run.torn_lines:
-        said.append(f"{count(run.torn_lines, 'record line')} cut short by a kill could not be read.")
+        said.append(f"{count(run.torn_lines, 'record line')} could not be read, such as one cut short by a kill.")
     return [each for each in said if each]
 
 

@@ -18,8 +18,8 @@ def test_completions_come_back_in_the_order_of_the_requests():
 @pytest.mark.parametrize(
     ("completions", "message"),
     [
-        (None, "must return a sequence of Completion, got NoneType"),
-        ([("a", (1,))], "must return a sequence of Completion, got list"),
+        (None, "must return a sequence of Completion, not NoneType"),
+        ([("a", (1,))], "must return Completions, not tuple"),
         (GOOD[:1], "2 requests got 1 completions"),
         ([GOOD[0], GOOD[0]], "2 requests got 2 completions"),
         ([GOOD[0], Completion("c", (5, 6))], "2 requests got 2 completions"),

@@ -50,6 +50,8 @@ def no_write(tmp_path: Path) -> str:
         (["--engine-arg", "x"], "engine argument 'x' is not key=value"),
         (["--engine-arg", "how=no-start"], "rogue cannot start: no licence"),
         (["--report", "file/report"], "cannot write to report folder file/report"),
+        (["--device", "cuda"], "no CUDA device is here"),
+        (["--in-process", "--engine", "nowhere:f"], "cannot load adapter nowhere:f"),
         (["--deadline", "-1"], "a deadline of -1 s makes no sense"),
         (["--deadline", "nan"], "a deadline of nan s makes no sense"),
         (["--deadline", "inf"], "a deadline of inf s makes no sense"),
@@ -57,6 +59,7 @@ def no_write(tmp_path: Path) -> str:
 )
 def test_bad_input_is_one_clear_line_and_exit_2(monkeypatch, tmp_path, args, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     for name, architecture in (("bert", "BertForMaskedLM"), ("hollow", "LlamaForCausalLM")):
@@ -70,6 +73,42 @@ def test_bad_input_is_one_clear_line_and_exit_2(monkeypatch, tmp_path, args, mes
     assert done.stderr.startswith("kvfence: ")
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_what_the_system_refuses_is_one_line_too(kvfence, tmp_path):
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    done = kvfence(*ROGUE, "--case", "independent-canary-block+1-partner-c2-*", "--report", "out", expect=2)
+    assert done.stderr.splitlines() == ["kvfence: cannot write report out/report.html: Is a directory"]
+    assert list((tmp_path / "out" / "records").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("broken", "code", "told"),
+    [(RuntimeError("never thought of"), 3, "a fault of kvfence itself"), (KeyboardInterrupt(), 130, "interrupted")],
+)
+def test_what_breaks_or_is_broken_off_does_not_look_like_a_leak(monkeypatch, broken, code, told):
+    def breaks(*_):
+        raise broken
+
+    monkeypatch.setattr("kvfence.conformance.terminal.write_reports", breaks)
+    done = CliRunner().invoke(main, ["report", "out"])
+    assert done.exit_code == code
+    assert done.stderr.splitlines()[-1].startswith(f"kvfence: {told}")
+
+
+def test_an_adapter_in_this_folder_is_found_in_process_too(kvfence, tmp_path):
+    (tmp_path / "mine.py").write_text("from rogue_engine import open_engine")
+    case = "independent-canary-block+1-partner-c2-float32"
+    kvfence("run", "--engine", "mine:open_engine", "--in-process", "--case", case, expect=0)
+
+
+def test_records_that_cannot_be_read_are_told(kvfence, tmp_path):
+    kvfence(*ROGUE, "--case", "independent-canary-block+1-partner-c2-*", "--report", "out", expect=0)
+    (file,) = (tmp_path / "out" / "records").iterdir()
+    with file.open("a") as to:
+        to.write("no record\n")
+    done = kvfence("report", "out", expect=0)
+    assert done.stderr == "kvfence: 1 record line could not be read (cut short by a kill?)\n"
 
 
 def test_nothing_to_report_on(kvfence):

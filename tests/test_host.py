@@ -34,6 +34,13 @@ def host():
     host.close()
 
 
+def test_a_progress_bar_is_no_reason(host):
+    host._start()
+    host._log.write(b"disk is full\nLoading weights:  50%|###  | 15/30\rLoading weights: 100%|######| 30/30\n")
+    host._process.kill()
+    assert host._obituary() == "engine process died (signal SIGKILL): disk is full"
+
+
 def answers(host) -> bool:
     return check_completions(GOOD, host.generate(GOOD), alphabet.VOCAB_SIZE)[0].tokens == alphabet.answer(PROMPT, 4)
 

@@ -107,11 +107,27 @@ def test_no_header(tmp_path: Path) -> None:
         records.read(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"schema": 1}, {"kind": "weather"}])
-def test_another_schema(tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("change", "told"), [({"schema": 1}, "another schema"), ({"kind": "weather"}, "no record")])
+def test_another_schema(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     file = written(tmp_path, [samples.header()])
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(RecordError, match="another schema"):
+    with pytest.raises(RecordError, match=told):
+        records.read(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"garbage": 1}', "not json", "[]", '{"kind": "case", "schema": 2}'])
+def test_a_line_that_is_no_record_is_counted_and_the_rest_is_read(tmp_path: Path, line: str) -> None:
+    file = written(tmp_path, samples.violating())
+    whole = records.read(tmp_path)
+    with file.open("a") as to:
+        to.write(line + "\n")
+    read = records.read(tmp_path)
+    assert (read.torn_lines, read.cases) == (whole.torn_lines + 1, whole.cases)
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    written(tmp_path, [samples.header()]).write_bytes(bytes(range(256)) * 9)
+    with pytest.raises(RecordError, match="holds no record"):
         records.read(tmp_path)
 
 

@@ -125,7 +125,7 @@ def test_engine_and_golden_in_one_process_have_all_their_weights(tmp_path, monke
         ("exit", "engine process died (exit code 7)"),
         ("kill", "engine process died (signal SIGKILL): last words of the engine"),
         ("hang", "engine did not answer within 4 s and was killed"),
-        ("none", "generate() must return a sequence of Completion, got NoneType"),
+        ("none", "generate() must return a sequence of Completion, not NoneType"),
         ("few", "2 requests got 1 completions"),
         ("foreign-id", "2 requests got 2 completions"),
         ("short", "got 31 tokens instead of 32"),
