@@ -85,9 +85,7 @@ def report(folder: Path, run_id: str | None) -> None:
     for file in or_one_line(lambda: write_reports(folder, run_id)):
         click.echo(file)
     if torn := read(folder, run_id).torn_lines:
-        click.echo(
-            f"kvfence: {count(torn, 'record line')} could not be read (cut short by a kill?)", err=True
-        )
+        click.echo(f"kvfence: {count(torn, 'record line')} could not be read (cut short by a kill?)", err=True)
 
 
 @main.command("list")

@@ -95,8 +95,11 @@ ENTRY = '[[known]]\nrequirement = "key.salt"\nengine = "hf"\nversions = ""\nreas
         ("[[known]", "Expected ']]'"),
         ("known = 3", "it holds [[known]] tables and nothing else"),
         ("[other]\nx = 1", "it holds [[known]] tables and nothing else"),
-        (ENTRY + "why = 'y'\n", "entry 1 must have requirement, engine, versions, reason; see why"),
-        (ENTRY.replace('reason = "x"\n', ""), "entry 1 must have requirement, engine, versions, reason; see reason"),
+        (ENTRY + "why = 'y'\n", "entry 1 must have requirement, engine, versions, reason; why is none of them"),
+        (
+            ENTRY.replace('reason = "x"\n', ""),
+            "entry 1 must have requirement, engine, versions, reason; reason is missing",
+        ),
         (ENTRY + ENTRY.replace('"x"', "3"), "entry 2 must be a table of strings"),
         (ENTRY.replace("key.salt", "key.pepper"), "entry 1 is of key.pepper, which is no requirement"),
     ],

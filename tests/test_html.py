@@ -230,7 +230,8 @@ def test_an_engine_opened_again_is_one_line() -> None:
 
 def test_torn_lines_are_said() -> None:
     assert (
-        "1 record line cut short" in Page(html.render(replace(samples.as_run(samples.incomplete()), torn_lines=1))).text
+        "1 record line could not be read"
+        in Page(html.render(replace(samples.as_run(samples.incomplete()), torn_lines=1))).text
     )
 
 

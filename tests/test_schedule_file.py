@@ -73,7 +73,10 @@ def changed(plan, change):
         (lambda d: d["operations"].insert(0, {"do": "cancel", "target": "A"}), "request A is named before it is sub"),
         (lambda d: d["hits"].append("nobody"), "request nobody is named before it is submitted"),
         (lambda d: d["operations"].clear() or d["hits"].clear(), "it submits nothing"),
-        (lambda d: d.update(operations=3), "'int' object is not iterable"),
+        (lambda d: d.update(operations=3), "operations must be a list, not 3"),
+        (lambda d: d.update(setup=7), "setup must be a table, not 7"),
+        (lambda d: d.update(name=7), "name must be a string, not 7"),
+        (lambda d: d.update(dtype="float99"), "its dtype float99 is none of float32"),
     ],
 )
 def test_what_is_no_schedule_is_told_in_a_line(plan, change, told):
