@@ -27,6 +27,7 @@ ARGUMENTS = {
     "url": "where the endpoint is, /v1 included",
     "served": "name of the model there; the first that it lists if not given",
     "prompts": "ids, text, or auto: ids where they are taken",
+    "prefix_cache": "on says that the endpoint has one, where it does not tell of its hits",
     "salt": "on says that the endpoint keeps requests of different cache_salt apart",
     "reset": "a path there that empties the cache when posted to; giving it is consent",
     "key_env": "the environment variable that holds the key",
@@ -37,6 +38,7 @@ ARGUMENTS = {
 }
 KEY = "KVFENCE_API_KEY"
 TIMING = "the endpoint steps by itself: an operation comes at its moment or some tokens later"
+AS_TEXT = f"{TIMING}; tokens are known when the next word of their text has come"
 
 
 class OpenAIEngine(Engine):
@@ -48,7 +50,7 @@ class OpenAIEngine(Engine):
         self._endpoint, self._asked, self._reset = endpoint, asked, reset
         self._conversations = Conversations()
         self._session: StreamSession | None = None
-        self.version = endpoint.version
+        self.version, self.block_size = endpoint.version, endpoint.block_size
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
@@ -56,20 +58,30 @@ class OpenAIEngine(Engine):
         return {
             **supported("reopen", "conversations"),
             "token_prompts": _if(self._endpoint.ids, "prompts are sent as text"),
-            "sharing": Capability(Support.SUPPORTED)
-            if self._endpoint.shares
-            else Capability(Support.UNKNOWN, "no prompt was told to have been cached"),
+            "sharing": self._sharing(),
             "cached_tokens": _if(found.cached is not None, "its usage does not tell cached tokens"),
             "logprobs": _if(self._endpoint.tells_tokens and bool(found.logprobs), "it does not tell them by token id"),
             "top_logprobs": _if(self._endpoint.tells_tokens and bool(found.best), "it does not tell them by token id"),
             "salt": _if(self._asked.salt, "salt=on says that the endpoint takes cache_salt"),
             "reset_cache": _if(self._asked.salt or bool(self._reset), "reset=PATH or salt=on says how"),
-            "session": Capability(Support.SUPPORTED, TIMING)
-            if self._endpoint.tells_tokens
-            else Capability(Support.UNSUPPORTED, "it does not tell token ids as they come"),
+            "session": self._sessions(),
             **unsupported("an endpoint has no such operation", "adapters", "weights", "media", "fork", "preempt"),
             **unsupported("an endpoint shows tokens and counts only", "attention", "events", "kv"),
         }
+
+    def _sharing(self) -> Capability:
+        if self._endpoint.shares:
+            return Capability(Support.SUPPORTED)
+        if self._asked.prefix_cache:
+            return Capability(Support.SUPPORTED, "prefix_cache=on says so")
+        return Capability(Support.UNKNOWN, "no prompt was told to have been cached; prefix_cache=on says that some are")
+
+    def _sessions(self) -> Capability:
+        if self._endpoint.tells_tokens:
+            return Capability(Support.SUPPORTED, TIMING)
+        if self._endpoint.pieces > 1:
+            return Capability(Support.SUPPORTED, AS_TEXT)
+        return Capability(Support.UNSUPPORTED, "its answers come in one piece")
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return self.session().finish(requests)
@@ -103,12 +115,15 @@ def open_engine(model: str, config: EngineConfig) -> OpenAIEngine:
     if unknown := sorted(set(given) - set(ARGUMENTS)):
         raise EngineStartError(f"openai has no engine argument {unknown[0]}; it has {', '.join(ARGUMENTS)}")
     url, limits = _url(given), _limits(given)
-    if given.get("prompts", "auto") not in ("ids", "text", "auto") or given.get("salt", "off") not in ("on", "off"):
-        raise EngineStartError("prompts is ids, text or auto; salt is on or off")
+    if given.get("prompts", "auto") not in ("ids", "text", "auto"):
+        raise EngineStartError("prompts is ids, text or auto")
+    if odd := [name for name in ("salt", "prefix_cache") if given.get(name, "off") not in ("on", "off")]:
+        raise EngineStartError(f"{odd[0]} is on or off")
     words = Words(model)
     http = HTTPClient(url, limits, os.environ.get(given.get("key_env", KEY)))
     try:
-        asked = Asked(given.get("served") or _served(http), given.get("prompts", "auto"), given.get("salt") == "on")
+        said = {name: given.get(name) == "on" for name in ("salt", "prefix_cache")}
+        asked = Asked(given.get("served") or _served(http), given.get("prompts", "auto"), **said)
         endpoint = Endpoint(http, words, asked, config)
         endpoint.probe(words.some(PROBE))
         return OpenAIEngine(endpoint, asked, _reset(url, given.get("reset")))

@@ -3,7 +3,7 @@
 token_ids                       vLLM, asked with return_token_ids
 logprobs.content[].id           llama.cpp
 logprobs.tokens "token_id:17"   vLLM, asked with return_tokens_as_token_ids
-text                            everybody; of a whole answer, by the tokenizer of the model folder
+text                            everybody; split by the tokenizer of the model folder, word by word as it comes
 """
 
 import json
@@ -66,6 +66,17 @@ class Words:
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text, without special tokens."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def settled(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that goes on, up to its last word, which may still grow."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        ids, words = list(found.ids), list(found.word_ids)
+        last = words[-1] if words else None
+        while ids and words[-1] == last:
+            ids.pop(), words.pop()
+            if last is None:
+                break  # a special token is a word of its own
+        return tuple(ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

@@ -33,6 +33,7 @@ class Asked:
     served: str  # name of the model there
     prompts: str = "auto"  # "ids", "text", or whichever is found to be taken
     salt: bool = False  # whether it takes cache_salt
+    prefix_cache: bool = False  # whether it has one, told or not
 
 
 class Endpoint:
@@ -46,6 +47,8 @@ class Endpoint:
         self.ids = True
         self.names_start = True  # whether a text has to name its first token; else the server puts it there
         self.shares = False  # whether one prompt, sent twice, was told to have been cached
+        self.block_size: int | None = None  # tokens that its cache gives out together, where it tells what it gave
+        self.pieces = 0  # in which an answer of two tokens came
         self.version = "unknown"
         self.found = Piece()
 
@@ -65,15 +68,26 @@ class Endpoint:
         for way in self._ways():
             self.ids, self.names_start, self.extra = way
             try:
-                await self._try(request)
+                self.found = await self._try(request)
                 self._check(request, tokens, self.found)
                 break
             except EngineFaultError as error:
                 wrong = error
         else:
             raise wrong
-        await self._try(request)
+        self.found = await self._try(request)
         self.shares = bool(self.found.cached)
+        self.block_size = await self._block(tokens, self.found.cached or 0)
+
+    async def _block(self, tokens: tuple[int, ...], cached: int) -> int | None:
+        """The shortest prefix that the cache gives out, of a prompt of which it gave out `cached` tokens."""
+        for size in range(1, cached + 1):
+            # All blocks were given out that fit: one more did not, as the last token is always computed.
+            if cached % size == 0 and cached + size >= len(tokens):
+                told = await self._try(Request("probe", tokens[: size + 1], 2))
+                if told.cached:
+                    return size
+        return None
 
     def _ways(self) -> Iterator[tuple[bool, bool, dict[str, Any]]]:
         """Ways to send a prompt, the best first: a strict server refuses what it does not know."""
@@ -82,33 +96,44 @@ class Endpoint:
                 for names_start in (True,) if ids else (True, False):
                     yield ids, names_start, extra
 
-    async def _try(self, request: Request) -> None:
+    async def _try(self, request: Request) -> Piece:
         """Send one request as it would be sent, and put together what comes of it."""
-        found = Piece()
+        found, pieces = Piece(), 0
         async with aclosing(self.http.events(self._path, self._body(request, request.prompt))) as events:
             async for event in events:
                 self.version = str(event.get("system_fingerprint") or self.version)
-                found = joined(found, read(event))
-        self.found = found
+                piece = read(event)
+                found, pieces = joined(found, piece), pieces + bool(piece.text)
+        self.pieces = max(self.pieces, pieces)
+        return found
 
     def admit(self, request: Request, prompt: tuple[int, ...]) -> None:
         """Whatever the endpoint refuses it refuses itself."""
 
     async def stream(self, request: Request, prompt: tuple[int, ...]) -> AsyncGenerator[Emitted | Ended, None]:
         seen = Piece()
-        streamed = self.tells_tokens
+        handed: list[int] = []  # of a text
         # What is more than may run at a time waits here: the endpoint's own queue is not asked for.
         async with self._gate, aclosing(self.http.events(self._path, self._body(request, prompt))) as events:
             async for event in events:
                 piece = read(event)
                 seen = joined(seen, piece)
-                for emitted in piece.emitted() if streamed else ():
+                for emitted in piece.emitted() if self.tells_tokens else self._come(seen.text, handed):
                     yield emitted
         self._check(request, prompt, seen)
-        if not streamed:
-            for token in self._words.encode(seen.text):
-                yield Emitted(token)
+        if not self.tells_tokens:
+            for emitted in self._come(seen.text, handed, whole=True):
+                yield emitted
         yield Ended(seen.cached)
+
+    def _come(self, text: str, handed: list[int], whole: bool = False) -> list[Emitted]:
+        """Tokens of a text that are certain by now and have not been handed on."""
+        tokens = self._words.encode(text) if whole else self._words.settled(text)
+        if list(tokens[: len(handed)]) != handed:
+            raise EngineFaultError("what came of the text later changed the tokens that it began with")
+        fresh = tokens[len(handed) :]
+        handed += fresh
+        return [Emitted(token) for token in fresh]
 
     def let_go(self, running: int) -> None:
         """The connection is closed; what the endpoint makes of that it does not tell."""

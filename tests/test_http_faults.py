@@ -170,8 +170,8 @@ def test_the_key_is_sent_and_never_told(opened, proxy, monkeypatch):
 
 
 def test_no_more_requests_are_sent_than_allowed(opened, proxy):
-    engine = opened(max_requests="5", served="canary")  # of which the first two find out what the endpoint takes
-    with pytest.raises(EngineFaultError, match="all of max_requests=5 requests have been sent"):
+    engine = opened(max_requests="6", served="canary")  # of which the first three find out what the endpoint takes
+    with pytest.raises(EngineFaultError, match="all of max_requests=6 requests have been sent"):
         engine.generate(requests())
     assert len(proxy.seen) == 3
 

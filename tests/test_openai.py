@@ -38,6 +38,7 @@ def opened(canary_folder, server):
 def test_the_canary_through_llama_cpp(opened, prompts):
     engine = opened(prompts=prompts)
     assert (engine.capabilities["token_prompts"].state is Support.SUPPORTED) == (prompts != "text")
+    assert engine.block_size == 1
     assert right(engine.generate(requests())) == [True] * 4
     again = [engine.generate([request])[0] for request in requests()]
     assert right(again) == [True] * 4
