@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements, engines, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, endpoints, engines, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -23,7 +23,7 @@ SCORES := $(addprefix faults-,observed answers tokens observed-windowed answers-
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements engines engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm lint bench clean
+.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements endpoints engines engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm lint bench clean
 
 install: $(STAMP)
 
@@ -61,7 +61,7 @@ $(VLLM_STAMP): pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install -q $(VLLM)
 	$(if $(filter cpu,$(VLLM_DEVICE)),$(VLLM_BIN)/pip uninstall -q -y torchvision torchaudio torchcodec triton)
-	$(VLLM_BIN)/pip install -q -e .
+	$(VLLM_BIN)/pip install -q -e '.[openai]'
 	touch $@
 
 # The suite against every planted fault: all that can be observed, answers alone, tokens on random weights. With -j2 two
@@ -103,6 +103,13 @@ engine-openvino: install
 	$(BIN)/python -m pytest tests/test_openvino*.py
 	$(BIN)/kvfence run --engine openvino --model canary --profile default --dtype float32 --report $(ENGINES)/openvino \
 	    --baseline docs/findings/known.toml
+
+# The adapter openai on three real servers that its tests start: llama.cpp's, transformers serve, and in its own
+# environment vLLM's.
+endpoints: install $(VLLM_STAMP)
+	$(BIN)/pip install -q -c constraints.txt --only-binary xllamacpp -e '.[llama-cpp,openai,serve]'
+	$(BIN)/python -m pytest tests/test_http_faults.py tests/test_openai.py tests/test_openai_t*.py
+	$(VLLM_BIN)/python -m pytest tests/test_openai_vllm.py
 
 # Every engine on the default profile, and the page that holds them against each other.
 engines: install $(VLLM_STAMP)
