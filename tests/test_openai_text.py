@@ -43,6 +43,16 @@ def stream(*pieces, prompt=PROBE, length=2, cached=None):
     return answer(200, "".join(f"data: {json.dumps(event)}\n\n" for event in events))
 
 
+def held(*pieces):
+    """As much of an answer, and no more as long as the test lasts."""
+
+    def fault(proxy, handler, body):
+        stream(*pieces)(proxy, handler, body)
+        proxy.released.wait()
+
+    return fault
+
+
 two = partial(stream, "Bulu", " BULU")  # what a probe is answered
 
 
@@ -69,7 +79,7 @@ def test_a_word_of_several_tokens_waits_as_a_whole(tmp_path):
     assert [words.settled(text) for text in ("ca", "cab", "cab c")] == [(), (), (2, 3)]
 
 
-def test_a_session_hands_words_on_before_the_answer_is_whole(opened, proxy):
+def test_a_session_hands_on_each_word_and_the_last_at_the_end(opened, proxy):
     proxy.plan.extend([two(), two()])
     engine = opened()
     assert supported(engine) == {"session", "reopen", "conversations"}
@@ -78,6 +88,16 @@ def test_a_session_hands_words_on_before_the_answer_is_whole(opened, proxy):
     session.submit(Request("0", PROMPTS[0], 3))
     assert [session.step() for _ in range(3)] == [{"0": (token,)} for token in WORDS]
     assert [c.tokens for c in session.completions()] == [WORDS]
+
+
+def test_a_session_does_not_wait_for_the_whole_answer(opened, proxy):
+    proxy.plan.extend([two(), two()])
+    engine = opened()
+    proxy.plan.append(held(*spelled(WORDS)))
+    session = engine.session()
+    session.submit(Request("0", PROMPTS[0], 4))
+    assert [session.step() for _ in range(2)] == [{"0": (token,)} for token in WORDS[:2]]
+    session.close()
 
 
 def test_an_answer_in_one_piece_is_no_session(opened, proxy):

@@ -22,6 +22,8 @@ PROMPTS = [alphabet.prompt_tokens((*SHARED, *range(200 + 20 * i, 206 + 20 * i)))
 ]
 FRESH, AGAIN = [0, 64, 64, 0], [64, 64, 64, 0]  # cached tokens of each: whole blocks, of a cache without and with them
 N = 12
+# So long that a request lasts many times the seconds by which a busy machine may bring its first tokens late.
+CONTEXT = 16_384
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,8 @@ def server(canary_folder, tmp_path_factory):
         [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", canary_folder.path.resolve()),
             *("--served-model-name", "canary", "--dtype", "float32", "--enforce-eager", "--block-size", BLOCK),
-            *("--max-model-len", 2048, "--max-num-seqs", 4, "--num-gpu-blocks-override", 513),
+            *("--max-model-len", CONTEXT, "--hf-overrides", f'{{"max_position_embeddings": {CONTEXT}}}'),
+            *("--max-num-seqs", 4, "--num-gpu-blocks-override", 513),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
         ],
         tmp_path_factory.mktemp("vllm") / "log",
@@ -129,7 +132,7 @@ def test_a_reset_forgets(opened, args):
 
 
 def test_a_withdrawn_request_stops_there_and_hurts_nobody(opened, server):
-    engine, long = opened(), 1500
+    engine, long = opened(), CONTEXT - 200
     before = count(server, "generation_tokens_total")
     session = engine.session()
     session.submit(Request("gone", PROMPTS[1], long))
