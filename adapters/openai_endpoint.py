@@ -64,20 +64,32 @@ class Endpoint:
             raise EngineStartError(f"the endpoint cannot be used: {error}") from error
 
     async def _probe(self, tokens: tuple[int, ...]) -> None:
-        request, wrong = Request("probe", tokens, 2), EngineFaultError("nothing was tried")
+        request = Request("probe", tokens, 2)
+        refused, unfit = EngineFaultError("nothing was tried"), list[EngineFaultError]()
         for way in self._ways():
             self.ids, self.names_start, self.extra = way
             try:
                 self.found = await self._try(request)
-                self._check(request, tokens, self.found)
+            except EngineFaultError as error:
+                refused = error
+                continue
+            try:
+                self._fits(request, tokens)
                 break
             except EngineFaultError as error:
-                wrong = error
+                unfit.append(error)
         else:
-            raise wrong
+            # Of ways that are taken and do not do, the best one says most.
+            raise unfit[0] if unfit else refused
         self.found = await self._try(request)
         self.shares = bool(self.found.cached)
         self.block_size = await self._block(tokens, self.found.cached or 0)
+
+    def _fits(self, request: Request, tokens: tuple[int, ...]) -> None:
+        """Raises EngineFaultError if what was found will not do."""
+        self._check_prompt(tokens, self.found)
+        if self.tells_tokens:  # of a text, how many tokens it is split into says something of this text alone
+            self._check_answer(request, self.found)
 
     async def _block(self, tokens: tuple[int, ...], cached: int) -> int | None:
         """The shortest prefix that the cache gives out, of a prompt of which it gave out `cached` tokens."""
@@ -120,7 +132,8 @@ class Endpoint:
                 seen = joined(seen, piece)
                 for emitted in piece.emitted() if self.tells_tokens else self._come(seen.text, handed):
                     yield emitted
-        self._check(request, prompt, seen)
+        self._check_prompt(prompt, seen)
+        self._check_answer(request, seen)
         if not self.tells_tokens:
             for emitted in self._come(seen.text, handed, whole=True):
                 yield emitted
@@ -143,17 +156,21 @@ class Endpoint:
         """Whether each event says which tokens it brings."""
         return self.found.tokens is not None and len(self.found.tokens) == 2
 
-    def _check(self, request: Request, prompt: tuple[int, ...], seen: Piece) -> None:
+    def _check_prompt(self, prompt: tuple[int, ...], seen: Piece) -> None:
         if seen.prompt_length is None:
             raise EngineFaultError("the endpoint tells no usage, so that lengths cannot be checked")
         if seen.prompt_length != len(prompt):
             raise EngineFaultError(f"a prompt of {len(prompt)} tokens was taken as {seen.prompt_length}")
+
+    def _check_answer(self, request: Request, seen: Piece) -> None:
+        asked = request.max_tokens
         told = len(seen.tokens or ()) if self.tells_tokens else len(self._words.encode(seen.text))
-        if told != request.max_tokens or seen.length not in (None, request.max_tokens):
-            counted = (
-                f"{told} tokens came, the server counts {seen.length}" if seen.length != told else f"{told} tokens came"
-            )
-            raise EngineFaultError(f"{counted}, {request.max_tokens} were asked for (finish reason {seen.finish})")
+        if told == asked and seen.length in (None, asked):
+            return
+        counted = f", the server counts {seen.length}" if seen.length != told else ""
+        if not self.tells_tokens and seen.length == asked:
+            raise EngineFaultError(f"its text is split into {told} tokens{counted}")
+        raise EngineFaultError(f"{told} tokens came{counted}, {asked} were asked for (finish reason {seen.finish})")
 
     @property
     def _path(self) -> str:

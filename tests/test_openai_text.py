@@ -122,7 +122,7 @@ def test_a_special_token_that_is_left_out_of_the_text_is_told(opened, proxy):
     proxy.plan.extend([two(), two()])
     engine = opened()
     proxy.plan.append(stream("bake", " BAKE", prompt=len(PROMPTS[0]), length=3))
-    with pytest.raises(EngineFaultError, match="2 tokens came, the server counts 3, 3 were asked for"):
+    with pytest.raises(EngineFaultError, match="its text is split into 2 tokens, the server counts 3"):
         engine.generate([Request("0", PROMPTS[0], 3)])
 
 
@@ -148,6 +148,28 @@ def test_the_size_of_a_block_is_found_by_what_is_cached(opened, proxy, words, ca
     assert len(proxy.plan) == 0
     lengths = [len(words.encode(json.loads(body)["prompt"])) for _, _, body in proxy.seen[2:]]
     assert lengths == [n + 1 for n in sizes[: len(told)]]
+
+
+def test_a_text_that_is_split_otherwise_does_not_keep_an_endpoint_from_being_asked(opened, proxy):
+    """What the model says to a probe is nothing that it is asked for."""
+    proxy.plan.extend([stream("Bulu", length=2), stream("Bulu", length=2)])
+    engine = opened()
+    proxy.plan.append(stream(*spelled(WORDS), prompt=len(PROMPTS[0]), length=3))
+    assert [c.tokens for c in engine.generate([Request("0", PROMPTS[0], 3)])] == [WORDS]
+
+
+def test_of_ways_that_do_not_do_the_best_is_told(opened, proxy):
+    proxy.plan.extend([two(prompt=PROBE + 7), *[two(prompt=PROBE + 1)] * 5])
+    with pytest.raises(EngineStartError, match=f"cannot be used: a prompt of {PROBE} tokens was taken as {PROBE + 7}$"):
+        opened()
+
+
+def test_an_answer_that_ends_early_is_told(opened, proxy):
+    proxy.plan.extend([two(), two()])
+    engine = opened()
+    proxy.plan.append(stream(*spelled(WORDS[:2]), prompt=len(PROMPTS[0]), length=2))
+    with pytest.raises(EngineFaultError, match=r"2 tokens came, 3 were asked for \(finish reason None\)"):
+        engine.generate([Request("0", PROMPTS[0], 3)])
 
 
 @pytest.mark.parametrize("name", ["salt", "prefix_cache"])
