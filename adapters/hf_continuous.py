@@ -1,6 +1,7 @@
 """Adapter `hf-continuous`: transformers' own paged continuous batching, with its prefix cache."""
 
 import gc
+import inspect
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -127,6 +128,7 @@ class ContinuousSession(CollectedSession):
         return EngineFaultError(reason)
 
 
+UNTOLD = "slots of several kinds of layers, and before transformers 5.18 of any, cannot be told apart"
 ABSENT = ("salt", "adapters", "weights", "media", "conversations", "fork", "preempt")
 
 
@@ -141,14 +143,16 @@ class HFContinuousEngine(Engine):
         watch = [name for name in config.observe if self._watchable.state is Support.SUPPORTED or name != "attention"]
         self._batcher = Batcher(manager, watch)
         self._shares = can_share(model.config)
+        if not hasattr(self._batcher.cache, "evict_cached_blocks"):
+            self._shares = Capability(Support.UNSUPPORTED, "before transformers 5.18 its cache cannot be emptied")
         self._session: ContinuousSession | None = None
-        self.block_size = manager.continuous_batching_config.page_size
+        self.block_size = self._batcher.page
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
         one = Capability(Support.SUPPORTED)
         if not self._batcher.one_allocator:
-            one = Capability(Support.UNSUPPORTED, "slots of several kinds of layers cannot be told apart")
+            one = Capability(Support.UNSUPPORTED, UNTOLD)
         return {
             **supported(
                 "token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen", "session"
@@ -164,7 +168,8 @@ class HFContinuousEngine(Engine):
         return self.session().finish(requests)
 
     def reset_cache(self) -> None:
-        self._batcher.cache.evict_cached_blocks()
+        if self._shares.state is Support.SUPPORTED:
+            self._batcher.cache.evict_cached_blocks()
 
     def observe(self) -> Observed:
         attention = self._batcher.attention.collect() if self._batcher.attention else {}
@@ -204,8 +209,10 @@ def _manager(model: Any, config: EngineConfig, max_batch_tokens: int) -> Any:
     from transformers import ContinuousBatchingConfig
 
     page = config.block_size or PAGE
+    named = {"page_size": page, "auto_switch_to_flash": False}
+    if "page_size" not in inspect.signature(ContinuousBatchingConfig).parameters:  # before 5.18
+        named = {"block_size": page}
     settings = ContinuousBatchingConfig(
-        page_size=page,
         num_blocks=ceil((config.pool_size or POOL_TOKENS) / page),
         max_batch_tokens=max_batch_tokens,
         max_requests_per_batch=config.max_concurrency,
@@ -213,8 +220,8 @@ def _manager(model: Any, config: EngineConfig, max_batch_tokens: int) -> Any:
         return_logprobs=True,
         use_async_batching=False,
         use_cuda_graph=False,
-        auto_switch_to_flash=False,
         seed=config.seed,
+        **named,
     )
     # EOS off: a token like any other.
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=PAD)

@@ -149,10 +149,13 @@ class LlamaServer:
         parameters.n_cache_reuse = int(given["cache_reuse"])
         parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = int(given["threads"])
         parameters.n_gpu_layers = 0
-        parameters.port, parameters.hostnames = 0, ["127.0.0.1"]
+        parameters.port = 0
+        if hasattr(parameters, "hostnames"):  # before 2026.10 there is one, which is this if nothing is said
+            parameters.hostnames = ["127.0.0.1"]
         parameters.n_threads_http = CONNECTIONS
         parameters.endpoint_slots, parameters.slot_save_path = True, str(self._slots)
-        parameters.warmup = parameters.fit_params = parameters.ui = False
+        parameters.warmup = parameters.fit_params = False
+        setattr(parameters, "ui" if hasattr(parameters, "ui") else "webui", False)
         parameters.verbosity = -1
         return parameters
 

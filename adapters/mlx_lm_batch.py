@@ -1,5 +1,6 @@
 """Batch: mlx-lm's BatchGenerator, which requests come to and leave between its steps."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +22,16 @@ class Batch:
         import mlx.core as mx
         from mlx_lm.generate import BatchGenerator
 
+        options = {"stream": mx.default_stream(mx.default_device())}
+        if "stream" not in inspect.signature(BatchGenerator).parameters:  # before 0.31.3 it has one of its own
+            options = {}
         self._generator = BatchGenerator(
             self._model,
             # No stop tokens: EOS is a token like any other.
             completion_batch_size=self._config.max_concurrency,
             prefill_batch_size=min(self._config.max_concurrency, PREFILLS),
             prefill_step_size=self._config.chunk_size or CHUNK,
-            stream=mx.default_stream(mx.default_device()),
+            **options,
         )
 
     def add(self, tokens: Sequence[int], held: int, cache: list[Any] | None, max_tokens: int) -> int:
