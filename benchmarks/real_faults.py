@@ -245,7 +245,8 @@ def written(
     parts.append("## The faults\n\n" + "\n".join(f"- `{each.name}`: {each.about}." for each in known) + "\n")
     unseen = [f"- `{each.name}`: {each.missed}" for each, bad, good in ran if verdict(bad, good) != "seen"]
     parts.append("## Not seen, and why\n\n" + "\n".join(unseen) + "\n" if unseen else "")
-    parts.append("## Not attempted\n\n" + "\n".join(f"- {what}: {why}" for what, why in left_out.items()) + "\n")
+    listed = [f"- {what}: {why}" for what, why in left_out.items()]
+    parts.append("## Not attempted\n\n" + "\n".join(listed) + "\n" if listed else "")
     return "\n".join(part for part in parts if part)
 
 

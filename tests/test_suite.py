@@ -11,6 +11,7 @@ from kvfence.conformance.case import Case
 from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite
+from kvfence.conformance.trial import Trial
 from kvfence.prompts import alphabet
 from kvfence.reports import html
 from kvfence.reports.outcome import Outcome, exit_code
@@ -116,6 +117,20 @@ def test_engine_and_golden_in_one_process_have_all_their_weights(tmp_path, monke
     case = "serial-canary-block+1-alone-c1-float32"
     record = only(run(tmp_path, "hf", case, model=str(tied), in_process=True))
     assert record.outcome is Outcome.CONFORMS, record.reason
+
+
+def test_a_violation_is_recorded_before_it_is_explained(tmp_path, monkeypatch):
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trial, "explain", stopped)
+    case = "serial-canary-block+1-partner-c2-float32"
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, POOL, case, engine_args=BROKEN, watch=())
+    [recorded] = read(tmp_path).cases
+    assert (recorded["case"], recorded["outcome"]) == (case, "violates")
+    assert [finding["explanation"] for finding in recorded["findings"]] == [None]
+    assert "ncomplete" in html.render(read(tmp_path))
 
 
 @pytest.mark.parametrize(
