@@ -86,7 +86,7 @@ def bucket_of(length: int) -> int:
 def equal_shapes(golden: Golden, sequences: Iterator[tuple[int, ...]], floor: int, clean: Clean) -> Errors:
     """Errors of golden in mathematically equal shapes against golden alone, at positions from `floor` on.
 
-    Sequences are laid out as padded batches; every second one is also computed on a reused prefix and its last tokens
+    Of a sequence shorter than twice that its second half counts. Sequences are laid out as padded batches; every second one is also computed on a reused prefix and its last tokens
     one by one. How far attention of the last `ATTENTION_STEPS` is apart is added to `clean`, until that is enough.
     """
     from kvfence.reference_impl import shapes
@@ -109,7 +109,8 @@ def equal_shapes(golden: Golden, sequences: Iterator[tuple[int, ...]], floor: in
             for other, seen, row in others:
                 if own and seen:
                     clean.shapes.append(total_variation(own.rows(0), seen.rows(row)))
-                yield shapes.margin_errors(reference[floor:], other[floor:]).tolist()
+                begin = min(floor, len(tokens) // 2)
+                yield shapes.margin_errors(reference[begin:], other[begin:]).tolist()
 
 
 def solo_runs(golden: Golden, solo: Solo, prompts: Iterator[tuple[int, ...]], n: int, clean: Clean) -> Errors:

@@ -99,6 +99,11 @@ def test_equal_shapes_of_bfloat16_are_noisy_but_bounded(golden):
     assert max(map(max, errors)) <= 8 * step
 
 
+def test_of_a_short_sequence_the_second_half_counts(golden):
+    errors = noise.equal_shapes(golden, iter([WordLayout(0, reach=32).sample(60)]), 40, noise.Clean(False))
+    assert list(map(len, errors)) == [30]
+
+
 def test_equal_shapes_see_rounding(random_folder):
     golden = Golden.load(random_folder.path, "bfloat16")
     layout = WordLayout(0, reach=32)

@@ -12,7 +12,7 @@ from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings, UsageError
 from kvfence.conformance.suite import Suite
 from kvfence.conformance.trial import Trial
-from kvfence.prompts import alphabet
+from kvfence.prompts import alphabet, canary
 from kvfence.reports import html
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import read
@@ -100,6 +100,16 @@ def test_hf_is_what_it_is(tmp_path, monkeypatch, model, dtypes, n):
     assert len(records) == n
     assert all(record.cached_tokens > 100 for id, record in records.items() if id.startswith("shared"))
     assert all(record.positions == 8 * 32 for record in records.values())
+
+
+def test_histories_that_nobody_could_go_on_from_round_in_golden_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "EXACT_POSITIONS", 1_000)
+    canary.write(tmp_path / "kv8", canary.Shape(kv_heads=8))
+    options = {"model": str(tmp_path / "kv8"), "profile": "default", "dtypes": ("float32",)}
+    records = run(tmp_path / "report", "reference", "key.media*", **options)
+    assert [record.outcome for record in records.values()] == [Outcome.CONFORMS] * 2
+    (measured,) = read(tmp_path / "report").noise
+    assert 1e-3 < measured["solo_max"] < measured["shapes_max"]
 
 
 def test_a_run_that_has_ended_leaves_no_golden_loading(tmp_path):
