@@ -86,8 +86,9 @@ def bucket_of(length: int) -> int:
 def equal_shapes(golden: Golden, sequences: Iterator[tuple[int, ...]], floor: int, clean: Clean) -> Errors:
     """Errors of golden in mathematically equal shapes against golden alone, at positions from `floor` on.
 
-    Of a sequence shorter than twice that its second half counts. Sequences are laid out as padded batches; every second one is also computed on a reused prefix and its last tokens
-    one by one. How far attention of the last `ATTENTION_STEPS` is apart is added to `clean`, until that is enough.
+    Of a sequence shorter than twice that its second half counts. Sequences are laid out as padded batches; every second
+    one is also computed on a reused prefix and its last tokens one by one. How far attention of the last
+    `ATTENTION_STEPS` is apart is added to `clean`, until that is enough.
     """
     from kvfence.reference_impl import shapes
 
