@@ -29,6 +29,7 @@ class Observation:
     side: SideEvidence | None = None
     kv_judged: bool = False
     media: bool = False  # whether the prompt holds any
+    adapted: bool = False  # whether an adapter was to be used
     twin: TwinEvidence | None = None
     times: TimeEvidence | None = None
 

@@ -25,6 +25,7 @@ from kvfence.conformance.subject import Subject
 from kvfence.conformance.trigger import find_trigger
 from kvfence.conformance.victim import finding
 from kvfence.conformance.yardstick import Calibration, Yardstick
+from kvfence.prompts.mirror import ROUNDED
 from kvfence.reference_impl.golden import Golden
 from kvfence.reports.finding import Finding, Telltale
 from kvfence.reports.outcome import Outcome
@@ -77,7 +78,7 @@ class Trial:
         baselines = tuple(self._baseline(golden, o) for o in observations)
         secrets = {word: o.prompt.name for o in observations for word in o.prompt.secret}
         findings = tuple(
-            finding(case.id, o, e, expected, secrets, layout, scale.tolerance.epsilon)
+            finding(case.id, o, e, expected, secrets, layout, _own(scale, o.adapted).tolerance.epsilon)
             for o, e, expected in zip(observations, evidence, baselines, strict=True)
             if e.oracles
         )
@@ -178,6 +179,7 @@ class Trial:
         return [o.prompt.name for o in seen if self._ask(driven.case, o, scale).oracles]
 
     def _ask(self, case: Subject, observation: Observation, scale: Calibration) -> Evidence:
+        scale = _own(scale, observation.adapted)
         tolerance, layout = _tolerance(observation, scale), self.plan.layout(case)
         return ask(case.id, observation, tolerance, scale.thresholds, self._owners, layout)
 
@@ -241,6 +243,11 @@ def _too_coarse(driven: Driven, scale: Calibration) -> str:
     return ""
 
 
+def _own(scale: Calibration, adapted: bool) -> Calibration:
+    """What a request is judged by: an adapter's share is added up with that of the weights, and both are rounded."""
+    return scale.widened(ROUNDED) if adapted else scale
+
+
 def _tolerance(observation: Observation, scale: Calibration) -> Tolerance:
     """The canary is exact on its own words; what stands in the place of a picture is none, and rounds more."""
     if not observation.media:
@@ -264,11 +271,12 @@ def _telltales(driven: Driven, evidence: Sequence[Evidence]) -> tuple[Telltale, 
 
 def _observed(golden: Golden, answer: Answer, scale: Calibration, golden_kv: GoldenKV | None) -> Observation:
     comparison = Comparison(answer.attention, golden.layers) if answer.attention and scale.comparable else None
-    media = answer.domain.media
+    media, adapted = answer.domain.media, answer.domain.adapter is not None
     if media:
         comparison = None  # golden's attention is looked at for tokens only
     verification = golden.verify(answer.prompt.tokens, answer.completion.tokens, comparison, media)
-    kv = golden_kv.examine(answer, scale.kv) if golden_kv and scale.kv and answer.kv else None
+    tolerance = _own(scale, adapted).kv
+    kv = golden_kv.examine(answer, tolerance) if golden_kv and tolerance and answer.kv else None
     return Observation(
         answer.prompt,
         answer.completion,
@@ -279,6 +287,7 @@ def _observed(golden: Golden, answer: Answer, scale: Calibration, golden_kv: Gol
         answer.side,
         golden_kv is not None and answer.kv is not None and not media,
         bool(media),
+        adapted,
         answer.twin,
         answer.times,
     )

@@ -5,6 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import cycle
 
+import numpy as np
+
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance import noise
 from kvfence.conformance.oracles.attention import Thresholds
@@ -36,6 +38,15 @@ class Calibration:
     coarse: str = ""  # why an exact model's words can be judged, and nothing that rounding moves
     kv: KVTolerance | None = None  # None = K/V are not judged
     solo_left: bool = False  # whether the engine's runs of one request at a time left golden as well
+
+    def widened(self, factor: float) -> "Calibration":
+        """For where so many times as much is rounded."""
+        return replace(
+            self,
+            tolerance=replace(self.tolerance, epsilon=factor * self.tolerance.epsilon),
+            thresholds=self.thresholds and Thresholds(self.thresholds.values * np.float32(factor)),
+            kv=self.kv and KVTolerance(self.kv.values * np.float32(factor)),
+        )
 
 
 class Yardstick:

@@ -26,6 +26,8 @@ class Part(StrEnum):
 
 PROJECTIONS = {Part.KEYS: ("q_proj", "k_proj"), Part.VALUES: ("v_proj", "o_proj")}
 WEIGHTS = "model.safetensors"
+# Where an adapter is not merged: W x and -2 W x, which are added up, over what is left of them.
+ROUNDED = 3.0
 
 
 class MirrorError(Exception):

@@ -9,7 +9,11 @@ from kvfence.adapters.api import Completion
 from kvfence.adapters.observation import Action, CacheEvent
 from kvfence.conformance import noise
 from kvfence.conformance.driven import Answer
+from kvfence.conformance.oracles.attention import Thresholds
+from kvfence.conformance.oracles.golden import Tolerance
+from kvfence.conformance.oracles.kv import KVTolerance
 from kvfence.conformance.oracles.slots import Breach
+from kvfence.conformance.yardstick import Calibration
 from kvfence.prompts.prompt import Prompt
 from kvfence.prompts.word_layout import WordLayout
 from kvfence.reference_impl import shapes
@@ -210,3 +214,14 @@ def test_errors_that_stand_apart_are_no_noise():
     coarse = [0.1 + 0.01 * (i % 7) for i in range(100)]
     assert noise._noise(coarse, 1e-6) == coarse
     assert noise._noise([], 1e-6) == []
+
+
+def test_where_an_adapter_is_added_up_more_is_rounded():
+    kv = KVTolerance(np.full((2, 3, 2), 1e-6, np.float32))
+    scale = Calibration(Tolerance(0.5, True), Thresholds(np.full((3, 2), 0.25, np.float32)), True, "", "", "", kv=kv)
+    wide = scale.widened(3)
+    assert wide.tolerance == Tolerance(1.5, True)
+    np.testing.assert_array_equal(wide.thresholds.values, np.full((3, 2), 0.75, np.float32))
+    np.testing.assert_array_equal(wide.kv.values, np.float32(3) * kv.values)
+    blind = Calibration(Tolerance(0.5, True), None, False, "", "", "")
+    assert (blind.widened(3).thresholds, blind.widened(3).kv) == (None, None)
