@@ -108,7 +108,7 @@ class _Reader:
         schedule = tuple(self._operation(i, told) for i, told in enumerate(data["operations"], 1))
         if not self._prompts:
             raise ValueError("it submits nothing")
-        return Scenario(
+        scenario = Scenario(
             name=data["name"],
             requirement=data["requirement"],
             setup=Setup(**data["setup"]),
@@ -120,6 +120,10 @@ class _Reader:
             model=self._model,
             refused=tuple(name for name in data.get("refused", ()) if self._known(name)),
         )
+        if lost := scenario.unprovided:
+            name = scenario.short(lost.id)
+            raise ValueError(f"request {name} is for adapter {lost.adapter}, which nothing before it loads")
+        return scenario
 
     def _operation(self, place: int, told: Mapping[str, Any]) -> Operation:
         try:

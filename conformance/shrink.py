@@ -56,6 +56,8 @@ class Shrinker:
     def _try(self, smaller: Scenario) -> bool:
         if not self._left or smaller.schedule in self._seen or not answerable(smaller):
             return False
+        if smaller.unprovided:
+            return False
         self._seen.add(smaller.schedule)
         self._left -= 1
         return self._fails(smaller)

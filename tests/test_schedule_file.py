@@ -73,6 +73,7 @@ def changed(plan, change):
         (lambda d: d["operations"].insert(0, {"do": "cancel", "target": "A"}), "request A is named before it is sub"),
         (lambda d: d["hits"].append("nobody"), "request nobody is named before it is submitted"),
         (lambda d: d["operations"].clear() or d["hits"].clear(), "it submits nothing"),
+        (lambda d: d["operations"][0].update(adapter="a"), "request A is for adapter a, which nothing before it loads"),
         (lambda d: d.update(operations=3), "operations must be a list, not 3"),
         (lambda d: d.update(setup=7), "setup must be a table, not 7"),
         (lambda d: d.update(name=7), "name must be a string, not 7"),

@@ -54,6 +54,15 @@ def test_an_operation_that_it_takes_is_left(cases):
     assert Size.of(small) < Size.of(cases["cancel.at-any-point"])
 
 
+def test_what_loads_an_adapter_is_left_with_a_request_for_it(cases):
+    def fails(scenario):
+        return any(request.adapter == "b" for request in requests(scenario).values())
+
+    small = Shrinker(fails).shrink(cases["key.adapters-in-a-batch"])
+    assert [(op.verb, op.target) for op in small.schedule if op.verb is not Verb.SUBMIT] == [(Verb.ADAPTER, "b")]
+    assert [request.adapter for request in requests(small).values()] == ["b"]
+
+
 def test_what_cannot_be_shrunk_stays_as_it_is(cases):
     whole = cases["fork.in-a-block"]
     small = Shrinker(lambda scenario: scenario.schedule == whole.schedule).shrink(whole)

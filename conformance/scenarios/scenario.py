@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvfence.adapters.schedule import Schedule
+from kvfence.adapters.api import Request
+from kvfence.adapters.schedule import Schedule, Verb
 from kvfence.conformance.scenarios.factors import Cell
 from kvfence.prompts.edges import Edge
 from kvfence.prompts.prompt import Prompt
@@ -57,6 +58,18 @@ class Scenario:
     def short(self, id: str) -> str:
         """The short name of a request or conversation of this scenario."""
         return id.removeprefix(f"{self.id}/")
+
+    @property
+    def unprovided(self) -> Request | None:
+        """The first request for an adapter that nothing before it loads: it would meet one that others have left."""
+        loaded: set[str | None] = {None}
+        for operation in self.schedule:
+            request = operation.request
+            if operation.verb is Verb.ADAPTER:
+                loaded.add(operation.target)
+            if request and request.adapter not in loaded and self.short(request.id) not in self.refused:
+                return request
+        return None
 
     @property
     def topic(self) -> str:
