@@ -44,6 +44,7 @@ CLAUSES = {
     "kv:turned": "in layer 0 its K are wrong and its V are right",
     "kv:own": "they are its own, of another position",
     "kv:foreign": "they are another request's",
+    "kv:adapter": "they are of another request's adapter",
     "kv:earlier": "left from before the case",
     "kv:left": "they are of who had the slot before",
     "kv:nobody": "they are nobody's",

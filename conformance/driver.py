@@ -188,7 +188,8 @@ class Driver:
         stage = Stage(scenario, played, layout, seen, emptied=emptied, block_size=info.block_size, in_waves=in_waves)
         breaches = self._ledger.replay(stage.observed.events, stage.tokens)
         twins = self._twins(scenario, played, self._settings.plan.twins)
-        self._lost = any(operation.verb is Verb.WEIGHTS for operation in scenario.schedule)
+        # Nor are adapters that are still loaded, which no reset takes back.
+        self._lost = any(operation.verb in (Verb.WEIGHTS, Verb.ADAPTER) for operation in scenario.schedule)
         answers = stage.answers(breaches, twins)
         return Driven(
             scenario,

@@ -8,12 +8,13 @@ solo (what becomes of one request at a time).
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kvfence.adapters.observation import Action, CacheEvent
 from kvfence.adapters.schedule import Operation, Verb
-from kvfence.conformance.driven import Driven
+from kvfence.conformance.driven import Answer, Driven
 from kvfence.conformance.evidence import Evidence, Observation
 from kvfence.conformance.oracles.canary import Owner
 from kvfence.conformance.oracles.kv import KVEvidence
@@ -39,6 +40,8 @@ def facts(driven: Driven, observation: Observation, evidence: Evidence) -> froze
     if evidence.kv:
         found |= set(_kv(evidence.kv, Owner(driven.case.id, observation.prompt.name)))
         found |= set(_got(request, evidence.kv, driven.events))
+        if _adapted(evidence.kv, observation.prompt.name, driven.answers):
+            found.add("kv:adapter")
     harmed = evidence.kv or evidence.attention or evidence.golden.divergence
     if any(event.action is Action.RESTORE for event in driven.events):
         found.add("case:restored")
@@ -157,6 +160,16 @@ def _kv(wrong: KVEvidence, own: Owner) -> Iterator[str]:
     yield "kv:one-position" if len(wrong.positions) == 1 else "kv:positions"
     if np.diff(wrong.positions).max(initial=1) > 1:
         yield "kv:scattered"
+
+
+def _adapted(wrong: KVEvidence, name: str, answers: Sequence[Answer]) -> bool:
+    """Whether the K/V are what the request's own tokens give by another one's adapter."""
+    known = {answer.prompt.name: answer for answer in answers}
+    own, other, n = known[name], known.get(wrong.source.request if wrong.source else ""), wrong.positions[0] + 1
+    if other is None or wrong.source_position != wrong.positions[0] or other.domain.adapter == own.domain.adapter:
+        return False
+    mine, theirs = ((*answer.prompt.tokens, *answer.completion.tokens)[:n] for answer in (own, other))
+    return mine == theirs and replace(other.domain, adapter=own.domain.adapter) == own.domain
 
 
 def _stored(wrong: KVEvidence) -> bool:

@@ -106,6 +106,7 @@ TABLE: tuple[Row, ...] = (
     _row("QUANT-DEP", "kv:imprecise", "kv:stored"),
     _row("QUANT-DEP", "kv:scaled", "kv:stored"),
     _row("QUANT-DEP", "kv:scaled", "got:restore"),
+    _row("KEY-LORA", "kv:adapter", "got:write"),
     _row("OFF-BY-ONE", "kv:turned", "got:write"),
     _row("KEY-HASH", "got:fetch", "side:nobody"),
     _row("XFER-MAP", "got:fetch", "kv:cells"),

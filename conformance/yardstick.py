@@ -133,7 +133,7 @@ class Yardstick:
         golden = self.golden(case.dtype)
         dtype, bucket = key = self._key(case)
         alike = [case, *(other for other in self._plan.cases if self._key(other) == key)]
-        longest = max(map(self._plan.length, alike))
+        longest = max(SHORT, *map(self._plan.length, alike))
         shorter = max((b for b in noise.BUCKETS if b < bucket), default=0)
         asked = "attention" in self._settings.observe and info.can("attention")
         blind = watchable(golden.model) if asked else None

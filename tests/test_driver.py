@@ -54,6 +54,17 @@ def broken(answers):
     return [(b.kind, b.victim, b.source) for answer in answers for b in answer.breaches]
 
 
+@pytest.mark.parametrize(("case", "engines"), [("key.salts-float32", 1), ("key.adapters-float32", 2)])
+def test_adapters_that_are_left_loaded_are_not_gone_on_with(case, engines):
+    asked, opened = Settings("reference", "canary", "scenarios", cases=(case,), in_process=True), []
+    plan = Plan(asked)
+    driver = Driver(asked, plan, opened.append)
+    done = [driver.drive(plan.cases[0], lambda info: False) for _ in range(2)]
+    driver.close()
+    assert [each.outcome for each in done] == [None, None]
+    assert len(opened) == engines
+
+
 def test_an_engine_that_keeps_the_rules_breaks_none(driven):
     done, opened = driven("")
     assert [(case.outcome, broken(case.answers), len(case.answers)) for case in done] == [(None, [], 8)] * 2

@@ -29,6 +29,7 @@ def test_no_row_is_hidden_by_one_before_it():
         ({"side:media", "out:margin"}, "KEY-MM"),
         ({"first:overlap", "first:overlap:padding", "kv:nobody"}, "PAD-WRITE"),
         ({"out:no-number", "kv:nobody"}, "NAN-SLOT"),
+        ({"kv:foreign", "kv:adapter", "kv:stored", "kv:turned", "got:write"}, "KEY-LORA"),
         ({"out:margin"}, None),
     ],
 )

@@ -1,6 +1,7 @@
 """`kvfence replay`: a violation leaves a schedule, which tells a repaired engine from one that still fails."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +10,7 @@ from kvfence.conformance.cli import main
 from kvfence.reports.records import read
 
 FAULTY = "kvfence.conformance.faults:open_faulty"
+FINDINGS = Path(__file__).parents[1] / "docs" / "findings"
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,12 @@ def test_it_is_replayed_on_any_engine(violation, tmp_path, arguments, told, code
     assert (tmp_path / "replay" / "report.html").exists()
     if told == "ERROR":
         assert "the engine has no fork" in found.output
+
+
+@pytest.mark.parametrize("file", sorted(FINDINGS.glob("*.json")), ids=lambda file: file.stem)
+def test_what_was_found_in_other_engines_holds_here(tmp_path, file):
+    found = replay(file, tmp_path, "--engine", "reference")
+    assert (found.output.splitlines()[-1], found.exit_code) == ("FIXED", 0), found.output
 
 
 def altered(violation, tmp_path, change):

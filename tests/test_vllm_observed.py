@@ -154,20 +154,36 @@ def test_adapters_where_it_is_opened_for_them(opened, canary_folder, tmp_path):
     ],
 )
 def test_the_suite_sees_a_planted_fault(tmp_path, monkeypatch, fault, case, oracles):
-    """In a process of its own, as users run it."""
+    record = examine(tmp_path, monkeypatch, "vllm_faulty:open_engine", case, {"fault": fault})
+    assert record.outcome is Outcome.VIOLATES
+    assert oracles <= {oracle for finding in record.findings for oracle in finding.oracles}
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="vLLM's kernels for a GPU leave rows without an adapter out")
+def test_rows_without_an_adapter_are_computed_with_their_neighbours(tmp_path, monkeypatch):
+    """vllm-project/vllm#48421; what has an adapter is rounded more, and no violation."""
+    arguments = {"enable_lora": "true", "max_lora_rank": "256"}
+    record = examine(tmp_path / "alone", monkeypatch, "vllm", "key.adapters-float32", arguments)
+    assert record.outcome is Outcome.CONFORMS, record.reason
+    record = examine(tmp_path / "beside", monkeypatch, "vllm", "key.adapters-in-a-batch-float32", arguments)
+    assert [finding.victim for finding in record.findings] == ["A1", "A4"]
+    assert {finding.explanation.fault_class for finding in record.findings} == {"KEY-LORA"}
+
+
+def examine(folder, monkeypatch, engine, case, arguments):
+    """What comes of a case in a process of its own, as users run it."""
     monkeypatch.setattr(noise, "EXACT_POSITIONS", 300)
     settings = Settings(
-        "vllm_faulty:open_engine",
+        engine,
         "canary",
         "scenarios",
-        tmp_path,
+        folder,
         cases=(case,),
-        engine_args={"fault": fault},
+        engine_args=arguments,
         device=DEVICE,
         deadline=1000.0,  # it starts within seconds, but not on a busy machine
     )
     plan = Plan(settings)
     with Suite(settings, plan, "run") as suite:
         (record,) = map(suite.examine, plan.cases)
-    assert record.outcome is Outcome.VIOLATES
-    assert oracles <= {oracle for finding in record.findings for oracle in finding.oracles}
+    return record
