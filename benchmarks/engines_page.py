@@ -17,11 +17,17 @@ from kvfence.reports.text import count, literal
 
 HEAD = """# Engines, and what each is required
 
-`make engines` makes this page: the default profile on each engine, in float32, on the canary. What the requirements
-say is in [requirements.md](requirements.md); what an engine violates is looked into in [findings.md](findings.md).
-A requirement that an engine cannot be asked is no pass: what it says it cannot do is not applicable, what it does not
-show is not observable.
+`make engines` makes this page: the default profile on each engine, on the canary. What the requirements say is in
+[requirements.md](requirements.md). A requirement that an engine cannot be asked is no pass: what it says it cannot do
+is not applicable, what it does not show is not observable.
 """
+
+
+def violated(run: Run) -> list[str]:
+    """The cases that violate, a line each, and what is known of it."""
+    wrong = [case for case in run.cases if case["outcome"] == Outcome.VIOLATES]
+    known = {case["case"]: f" Known: {literal(case['known'])}." if case["known"] else "" for case in wrong}
+    return [f"- `{case['case']}`: {literal(case['reason'])}.{known[case['case']]}" for case in wrong]
 
 
 def undecided(run: Run) -> list[str]:
@@ -36,16 +42,21 @@ def undecided(run: Run) -> list[str]:
     return [f"- {count(n, 'case')} {outcome}: {literal(reason)}" for (outcome, reason), n in ranked]
 
 
+SECTIONS = (
+    ("What is violated, looked into in [findings.md](findings.md)", violated),
+    ("What was not decided, and why", undecided),
+)
+
+
 def main(folder: Path, page: Path) -> None:
     """Write the page."""
     runs = [read(each) for each in sorted(folder.iterdir()) if (each / "records").is_dir()]
     machine = folder / "machine.md"
     parts = [HEAD, machine.read_text(encoding="utf-8") if machine.exists() else ""]
     parts.append(comparison.table([comparison.column(run) for run in runs]))
-    parts.append("## What was not decided, and why\n")
-    for run in runs:
-        parts.append(f"### {literal(comparison.column(run).name)}\n")
-        parts.append("\n".join(undecided(run)) + "\n" if undecided(run) else "Every case was decided.\n")
+    for title, lines in SECTIONS:
+        told = [(literal(comparison.column(run).name), "\n".join(lines(run))) for run in runs]
+        parts.append("\n".join([f"## {title}\n", *(f"### {name}\n\n{of}\n" for name, of in told if of)]))
     write("\n".join(part for part in parts if part), page)
 
 
