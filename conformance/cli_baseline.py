@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from kvfence.conformance.one_line import or_one_line
+from kvfence.conformance.one_line import PATH, or_one_line
+from kvfence.conformance.settings import UsageError
 
 
 @click.group()
@@ -13,8 +14,8 @@ def baseline() -> None:
 
 
 @baseline.command("update")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("kvfence-report"))
+@click.argument("file", type=PATH)
+@click.argument("folder", type=PATH, default=Path("kvfence-report"))
 @click.option("--run", "run_id", help="Id of the run, if not the newest.")
 def baseline_update(file: Path, folder: Path, run_id: str | None) -> None:
     """Add to FILE what the run recorded in FOLDER violates, and take out what it keeps.
@@ -27,10 +28,14 @@ def baseline_update(file: Path, folder: Path, run_id: str | None) -> None:
     from kvfence.conformance.baseline import Baseline
     from kvfence.reports.file import write
     from kvfence.reports.records import read
+    from kvfence.reports.text import count
 
     def update() -> tuple[int, int]:
-        old = Baseline.load(file) if file.exists() else Baseline()
-        new = old.updated(read(folder, run_id))
+        old, recorded = Baseline.load(file) if file.exists() else Baseline(), read(folder, run_id)
+        if recorded.torn_lines:
+            told = f"{count(recorded.torn_lines, 'record line')} of {folder} could not be read; run it again"
+            raise UsageError(f"{file} is left as it is: {told}")
+        new = old.updated(recorded)
         write(new.dumps(), file)
         return len(set(new.known) - set(old.known)), len(set(old.known) - set(new.known))
 

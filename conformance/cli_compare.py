@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from kvfence.conformance.one_line import OneLine, or_one_line
+from kvfence.conformance.one_line import PATH, OneLine, or_one_line
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER[@RUN]...")
-@click.option("--output", type=click.Path(path_type=Path), help="Write it there, too; as HTML where the name ends so.")
+@click.option("--output", type=PATH, help="Write it there, too; as HTML where the name ends so.")
 def compare(folders: tuple[str, ...], output: Path | None) -> None:
     """Requirements by runs, and what changed: the newest run of each report FOLDER, or the last two of a single one.
 

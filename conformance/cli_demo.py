@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kvfence.conformance.one_line import or_one_line
+from kvfence.conformance.one_line import PATH, or_one_line
 
 
 @click.command()
@@ -14,7 +14,7 @@ from kvfence.conformance.one_line import or_one_line
     "folder",
     default="kvfence-demo",
     show_default=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder for the reports of its three parts.",
 )
 def demo(folder: Path) -> None:

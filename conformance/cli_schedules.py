@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvfence.conformance.one_line import or_one_line
+from kvfence.conformance.one_line import PATH, or_one_line
 from kvfence.conformance.settings import DEADLINE, Settings, engine_arguments
 
 
@@ -19,7 +19,10 @@ def _engine(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--engine-arg", "pairs", multiple=True, metavar="KEY=VALUE", help="Passed to the engine."),
         click.option("--device", default="cpu", show_default=True, help="cpu or cuda."),
         click.option(
-            "--deadline", default=DEADLINE, show_default=True, help="Seconds one call to the engine may take."
+            "--deadline",
+            default=DEADLINE,
+            show_default=True,
+            help="Seconds a call to the engine, or its start, may take.",
         ),
         click.option("--in-process", is_flag=True, help="Engine in this process, for a debugger."),
     )
@@ -29,8 +32,8 @@ def _engine(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--report", "folder", default="kvfence-replay", show_default=True, type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
+@click.option("--report", "folder", default="kvfence-replay", show_default=True, type=PATH)
 @_engine
 def replay(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> None:
     """Run a schedule FILE again, such as a violation has left: FIXED, STILL FAILS, or ERROR where nothing is known.
@@ -59,8 +62,8 @@ def replay(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> 
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--report", "folder", default="kvfence-diagnosis", show_default=True, type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
+@click.option("--report", "folder", default="kvfence-diagnosis", show_default=True, type=PATH)
 @_engine
 def diagnose(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> None:
     """Say what a schedule FILE that violates takes, rung by rung, and which class of faults it looks like.
@@ -82,7 +85,7 @@ def diagnose(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -
 
 @click.command()
 @click.option("--minutes", default=5.0, show_default=True, type=click.FloatRange(0.05), help="How long.")
-@click.option("--corpus", default="kvfence-corpus", show_default=True, type=click.Path(path_type=Path), help="Finds.")
+@click.option("--corpus", default="kvfence-corpus", show_default=True, type=PATH, help="Finds.")
 @click.option("--seed", default=0, show_default=True, help="Where the drawing of schedules begins.")
 @_engine
 def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -19,6 +20,18 @@ class OneLine(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(f"kvfence: {self.message}", err=True)
+
+
+class NamedPath(click.Path):
+    """A path with a name: an empty one, such as of a variable that is not set, would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            raise OneLine(f"{param.opts[0] if param else 'a path'} is empty; name a file or folder")
+        return super().convert(value, param, ctx)
+
+
+PATH = NamedPath(path_type=Path)
 
 
 def or_one_line(call: Callable[[], T]) -> T:
@@ -42,8 +55,9 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except KeyboardInterrupt:
-            click.echo("kvfence: interrupted; `kvfence report FOLDER` tells what was done", err=True)
+        except KeyboardInterrupt as error:
+            done = getattr(error, "__notes__", ["nothing was recorded"])
+            click.echo(f"kvfence: interrupted; {done[0]}", err=True)
             ctx.exit(130)
         except Exception:
             traceback.print_exc()

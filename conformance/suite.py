@@ -59,6 +59,8 @@ class Suite:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note(f"`kvfence report {self.settings.report}` tells what was done")
         self.close()
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ def resolve(model: str) -> ModelFolder:
     Raises ModelError for a path that is not a causal LM's folder and for a model that cannot be built.
     """
     if model not in NAMES:
-        if not Path(model).exists() and os.sep not in model:
+        if not model or (not Path(model).exists() and os.sep not in model):
             raise ModelError(f"no model {model!r}: give a model folder, or one of {', '.join(NAMES)}")
         return inspect(Path(model))
     folder = cache_folder() / f"{model}-{GENERATION}"

@@ -146,6 +146,14 @@ def test_from_a_violation_to_a_known_one_to_one_that_is_mended(tmp_path):
     assert recorded["known"] == entry.reason
     assert '<skipped message="known: not looked into' in (tmp_path / "report" / "junit.xml").read_text()
 
+    [records] = sorted((tmp_path / "report" / "records").glob("*"))[-1:]
+    kept = records.read_bytes()
+    records.write_bytes(kept + b'{"kind": "case')
+    torn = kvfence(tmp_path, "baseline", "update", file, tmp_path / "report")
+    assert (torn.exit_code, torn.output.count("\n")) == (2, 1)
+    assert f"{file} is left as it is: 1 record line" in torn.output
+    records.write_bytes(kept)
+
     mended = run(tmp_path, None, "--baseline", file)
     assert mended.exit_code == 1
     assert "baseline: fork.private-tail" in mended.output

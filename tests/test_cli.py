@@ -52,6 +52,9 @@ def no_write(tmp_path: Path) -> str:
         (["--report", "file/report"], "cannot write to report folder file/report"),
         (["--device", "cuda"], "no CUDA device is here"),
         (["--in-process", "--engine", "nowhere:f"], "cannot load adapter nowhere:f"),
+        (["--report", ""], "--report is empty; name a file or folder"),
+        (["--baseline", ""], "--baseline is empty; name a file or folder"),
+        (["--model", ""], "no model '': give a model folder"),
         (["--deadline", "-1"], "a deadline of -1 s makes no sense"),
         (["--deadline", "nan"], "a deadline of nan s makes no sense"),
         (["--deadline", "inf"], "a deadline of inf s makes no sense"),
@@ -161,14 +164,16 @@ def test_a_run_that_is_stopped_half_way_keeps_its_records(kvfence, tmp_path, sig
     command += ["--case", "independent-*-stranger-*", "--case", "independent-*-mixed-c8-*"]
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, preexec_fn=heed, **quiet) as process:
         # A case without a request of group B is answered, the next one hangs.
         while not any(b'"kind": "case"' in f.read_bytes() for f in (tmp_path / "out" / "records").glob("*")):
             assert process.poll() is None
         process.send_signal(sign)
+        told = process.stderr.read().splitlines()
     if sign == signal.SIGINT:
         assert process.returncode == 130
+        assert told[-1] == "kvfence: interrupted; `kvfence report out` tells what was done"
         assert (tmp_path / "out" / "report.html").is_file()
     kvfence("report", "out", expect=0)
     assert "ncomplete" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
