@@ -33,7 +33,7 @@ ATTENTION_RUNS = 16  # sequences in equal shapes that are watched
 BUCKETS = (128, 512, 2048, 8192)  # longest position (tokens) of each length bucket
 BATCH_TOKENS = 2_048  # of a padded batch; its logits over a large vocabulary must fit in memory
 DECODED = 4  # tokens computed one by one, as an engine decodes them
-APART = 1000.0  # times the tenth smallest of a hundred errors beyond which one is not of their kind
+APART = 1000.0  # times the tenth smallest of a hundred errors, or the least of few, beyond which one is of another kind
 SOLO_LIMIT = 8.0  # times golden's own noise beyond which an engine's solo runs are not its equal
 
 Errors = Iterator[list[float]]  # margin errors (logits) of consecutive positions, a sequence at a time
@@ -51,6 +51,7 @@ class Clean:
     solo: list[Shifts] = field(default_factory=list)  # of each run of the engine that showed its attention
     kv: list[KVErrors] = field(default_factory=list)  # of each run of the engine that showed its K/V
     kv_scale: KVErrors | None = None  # the largest element there
+    kv_apart: int = 0  # runs whose K/V are off as no rounding explains
     runs: int = 0  # of the engine
     breach: str = ""  # the first rule of ownership that one of these broke, and how
 
@@ -148,11 +149,19 @@ def _compare_kv(golden: Golden, answer: Answer, shown: KV, clean: Clean) -> None
 
 
 def kv_tolerance(clean: Clean, rounding: float) -> KVTolerance | None:
-    """How far K/V may be off, from half of the clean runs; None if these show none or the other half exceeds it."""
+    """How far K/V may be off, from half of the clean runs; None if these show none or the other half exceeds it.
+
+    Runs that stand apart from the best one as rounding never does are counted in `clean`, and are no measure.
+    """
     if len(clean.kv) < 2 or clean.kv_scale is None:
         return None
-    tolerance = KVTolerance.of(np.stack(clean.kv[::2]), clean.kv_scale, rounding)
-    held = np.stack(clean.kv[1::2])
+    every = np.stack(clean.kv)
+    limit = APART * np.maximum(np.fmin.reduce(every), rounding * clean.kv_scale)
+    sound = every[(every <= limit).all((1, 2, 3))]
+    clean.kv_apart = len(every) - len(sound)
+    if not len(sound):
+        return None
+    tolerance, held = KVTolerance.of(sound[::2], clean.kv_scale, rounding), sound[1::2]
     return tolerance if (held <= tolerance.values).all() else None
 
 
@@ -221,6 +230,8 @@ def solo_fault(clean: Clean) -> str:
         return f"solo runs broke a rule of ownership: {clean.breach}"
     if clean.watch and len(clean.solo) < clean.runs:
         return f"the engine says it shows attention, and showed it in {len(clean.solo)} of {clean.runs} solo runs"
+    if clean.kv_apart:
+        return f"K/V of {clean.kv_apart} of {len(clean.kv)} solo runs are off as no rounding explains"
     return ""
 
 

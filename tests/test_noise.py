@@ -225,3 +225,26 @@ def test_where_an_adapter_is_added_up_more_is_rounded():
     np.testing.assert_array_equal(wide.kv.values, np.float32(3) * kv.values)
     blind = Calibration(Tolerance(0.5, True), None, False, "", "", "")
     assert (blind.widened(3).thresholds, blind.widened(3).kv) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("errors", "told", "apart"),
+    [
+        ([2e-6, 1e-6, 2e-6, 1e-6], 8e-6, 0),
+        ([2e-6, 3e-1, 2e-6, 1e-6], 8e-6, 1),  # one that is wrong is no measure
+        ([3e-1, 1e-6, 2e-1, math.nan], 4e-6, 3),
+        ([2e-2, 2e-2, 3e-2, 1e-2], 12e-2, 0),  # a cache of another precision is off everywhere
+        ([1e-6, 9e-6, 1e-6, 1e-6], None, 0),
+        ([math.nan, math.nan], None, 2),
+    ],
+)
+def test_k_v_that_no_rounding_explains_are_no_measure(errors, told, apart):
+    clean = noise.Clean(False, kv=[np.full((2, 3, 2), error, np.float32) for error in errors])
+    clean.kv_scale = np.ones((2, 3, 2), np.float32)
+    tolerance = noise.kv_tolerance(clean, 1e-7)
+    if told is None:
+        assert tolerance is None
+    else:
+        np.testing.assert_allclose(tolerance.values, told, rtol=1e-6)
+    assert clean.kv_apart == apart
+    assert bool(apart) == ("solo runs are off as no rounding explains" in noise.solo_fault(clean))
