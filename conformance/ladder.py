@@ -14,6 +14,7 @@ from kvfence.conformance.shrink import Shrinker, Size
 from kvfence.conformance.trial import Judged
 from kvfence.reports.outcome import Outcome
 from kvfence.reports.records import Rung
+from kvfence.reports.text import count
 
 Judge = Callable[[Scenario], Judged]
 QUESTIONS = 60  # that may be asked to find the smallest schedule
@@ -39,7 +40,8 @@ def climb(scenario: Scenario, first: Judged, judge: Judge) -> Climbed:
         return Climbed(tuple(rungs), scenario)
     smallest = Shrinker(lambda smaller: _violates(judge(smaller)), QUESTIONS).shrink(scenario)
     size = Size.of(smallest)
-    told = f"{size.requests} requests, {size.operations} operations, {size.tokens} tokens still violate"
+    sizes = {"request": size.requests, "operation": size.operations, "token": size.tokens}
+    told = f"{', '.join(count(n, what) for what, n in sizes.items())} still violate"
     rungs.append(Rung("smallest schedule", "fails", told))
     return Climbed(tuple(rungs), smallest)
 

@@ -175,7 +175,7 @@ class Suite:
             model_kind=self.plan.model.kind,
             profile=self.settings.profile,
             seed=self.settings.seed,
-            cases=len(self.plan.cases),
+            cases=1 if self.settings.schedule else len(self.plan.cases),
             versions=package_versions(),
             strength=self.plan.strength,
             combinations=len(combinable(self.plan.strength)) if self.plan.strength else 0,

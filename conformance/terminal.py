@@ -83,7 +83,8 @@ def diagnosis(settings: Settings) -> int:
         click.echo(f"  {rung.name:<18} {rung.state:<8} {shown(rung.told)}")
     if record.findings and (why := record.findings[0].explanation):
         click.echo(f"looks like {why.fault_class or 'no known class of faults'}: {shown(why.class_how)}")
-        click.echo(f"trigger: {shown(why.trigger_how)}")
+        if why.trigger_how:
+            click.echo(f"trigger: {shown(why.trigger_how)}")
     click.echo(f"report: {settings.report / 'report.html'}")
     return code
 

@@ -223,7 +223,7 @@ def _sharing(run: Run) -> str:
 def _modes(run: Run) -> Iterator[tuple[str, tuple[Row, ...]]]:
     for setup, same in groupby(rows(run), key=lambda row: row.setup):
         *names, concurrency = setup
-        yield f"{', '.join(map(str, names))}, {concurrency} at once", tuple(same)
+        yield f"{', '.join(name for name in names if name != '-')}, {concurrency} at once", tuple(same)
 
 
 def _groups(run: Run) -> tuple[Group, ...]:
