@@ -99,6 +99,7 @@ class Settings:
         words = ["kvfence", "run", *self._engine_words(), "--profile", self.profile]
         words += ["--seed", str(self.seed)] if self.seed else []
         words += ["--require-level", self.require_level] if self.require_level else []
+        words += ["--baseline", str(self.baseline)] if self.baseline else []
         if case is not None:
             words += [w for name in sorted({*earlier, case.id}) for w in ("--case", name)]
         else:

@@ -51,7 +51,9 @@ def _verdict(run: Run) -> str:
         return "not ended"
     if run.end["exit_code"] == 1:
         return "the baseline does not hold any more"
-    return "nothing violated" if run.end["exit_code"] == 0 else "nothing violated, and not all decided"
+    known = sum(case["outcome"] == Outcome.VIOLATES for case in run.cases)
+    told = f"nothing violated but {count(known, 'known case')}" if known else "nothing violated"
+    return told if run.end["exit_code"] == 0 else f"{told}, and not all decided"
 
 
 def _unexpected(run: Run) -> list[dict[str, Any]]:

@@ -136,10 +136,12 @@ def verdict(run: Run) -> Verdict:
     code = exit_code(run.outcomes)
     if code == 1:
         bad = sum(case["outcome"] == "violates" for case in run.cases)
+        known = sum(case["outcome"] == "violates" and bool(case["known"]) for case in run.cases)
+        of_them = f", {known:,} of them known" if known else ""
         return Verdict(
             "violates",
             "Violates isolation",
-            f"{bad:,} of {count(recorded, 'case')} did not stay isolated.{ending}",
+            f"{bad:,} of {count(recorded, 'case')} did not stay isolated{of_them}.{ending}",
         )
     if not whole:
         return Verdict("inconclusive", "Incomplete run", f"{progress}. No violation among them.")

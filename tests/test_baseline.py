@@ -144,6 +144,7 @@ def test_from_a_violation_to_a_known_one_to_one_that_is_mended(tmp_path):
     assert "1 violates (1 known)" in known.output
     [recorded] = read(tmp_path / "report").cases
     assert recorded["known"] == entry.reason
+    assert f"--baseline {file}" in recorded["reproduce"]
     assert '<skipped message="known: not looked into' in (tmp_path / "report" / "junit.xml").read_text()
 
     [records] = sorted((tmp_path / "report" / "records").glob("*"))[-1:]

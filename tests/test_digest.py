@@ -36,7 +36,7 @@ def test_json_names_what_is_not_as_it_should_be():
     ("cases", "code", "verdict"),
     [
         ((GOOD, BAD), 1, "1 violation"),
-        ((GOOD, KNOWN), 0, "nothing violated"),
+        ((GOOD, KNOWN), 0, "nothing violated but 1 known case"),
         ((GOOD, OPEN), 3, "nothing violated, and not all decided"),
         ((GOOD,), 1, "the baseline does not hold any more"),
     ],

@@ -183,6 +183,13 @@ def test_verdict(lines: list[Record], words: str, told: str) -> None:
     assert told in text
 
 
+def test_what_is_known_of_violations_is_told_first():
+    lines = samples.violating()
+    first = next(i for i, line in enumerate(lines) if getattr(line, "findings", ()))
+    lines[first] = replace(lines[first], known="tracked")
+    assert "2 of 24 cases did not stay isolated, 1 of them known." in page(lines).text
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [("inconclusive", "Undecided"), ("suite-error", "Undecided"), ("not-observable", "Undecided")],
