@@ -125,9 +125,10 @@ engines: install $(VLLM_STAMP)
 
 # Releases of engines with a fault that is publicly known, each installed beside the environment, and the page. It goes on
 # where it was cut short; what it has run is in REAL_FAULTS.
-real-faults: install
+real-faults: install $(VLLM_STAMP)
 	$(BIN)/pip install -q -c constraints.txt --only-binary openvino-genai,xllamacpp -e '.[llama-cpp,mlx,openvino]'
-	$(BIN)/python benchmarks/real_faults.py $(REAL_FAULTS) docs/real-faults.md
+	$(BIN)/python benchmarks/real_faults.py $(REAL_FAULTS) docs/real-faults.md '[!v]*'
+	$(VLLM_BIN)/python benchmarks/real_faults.py $(REAL_FAULTS) docs/real-faults.md 'vllm-*'
 
 # The page of requirements; a test holds it to be up to date.
 requirements: install

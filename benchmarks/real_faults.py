@@ -30,7 +30,8 @@ HEAD = """# Known faults of released engines, and whether they are seen
 
 `make real-faults` makes this page. Each fault is publicly known, and is in a release that still installs. The suite is
 told the engine and a model, of the kind that the fault needs, and no more: `kvfence run --engine E --model M --profile
-quick --dtype float32`. Then the same in a release that has the fault repaired.
+quick --dtype float32`, and of vLLM that it is to take adapters, with profile default. Then the same in a release that has
+the fault repaired.
 
 *Seen* means that a requirement is violated which is not violated in the repaired release. *Engine failed* means that
 the engine broke off in cases in which the repaired one does not: the run says so, and ends with exit code 3. *Class* is
@@ -58,6 +59,7 @@ class Fault:
     bad: tuple[str, ...]  # as pip takes them; the first is what is told
     good: tuple[str, ...]  # none where no release has it repaired
     profile: str = "quick"
+    arguments: Mapping[str, str] = field(default_factory=dict)  # of the engine
     missed: str = ""  # why, where the suite does not see it
 
 
@@ -142,6 +144,7 @@ def run(fault: Fault, side: str, folder: Path, models: Mapping[str, Any]) -> Res
     options = {"engine": fault.engine, "model": model(folder / "models", fault.model, models), "profile": fault.profile}
     options |= {"dtype": "float32", "report": str(report)}
     told = [f"--{name}={value}" for name, value in options.items()]
+    told += [f"--engine-arg={name}={value}" for name, value in fault.arguments.items()]
     first, found, begun = "", None, time.monotonic()
     with (report / "log.txt").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(

@@ -23,6 +23,7 @@ def test_the_list_names_what_it_runs_on(page):
         assert fault.bad != fault.good
         assert fault.model in models or fault.model in page.NAMES
         assert all("==" in package for package in (*fault.bad, *fault.good))
+        assert all(isinstance(value, str) for value in fault.arguments.values())
     assert all(left_out.values())
 
 
