@@ -30,8 +30,8 @@ HEAD = """# Known faults of released engines, and whether they are seen
 
 `make real-faults` makes this page. Each fault is publicly known, and is in a release that still installs. The suite is
 told the engine and a model, of the kind that the fault needs, and no more: `kvfence run --engine E --model M --profile
-quick --dtype float32`, and of vLLM that it is to take adapters, with profile default. Then the same in a release that has
-the fault repaired.
+quick --dtype float32`, and of vLLM that it is to take adapters, with profile default. Then the same in a release that
+has the fault repaired.
 
 *Seen* means that a requirement is violated which is not violated in the repaired release. *Engine failed* means that
 the engine broke off in cases in which the repaired one does not: the run says so, and ends with exit code 3. *Class* is
