@@ -61,7 +61,8 @@ class LlamaCppEngine(Engine):
         if self._session is None or not self._session.running:
             self._server.restart()
         elif self._server.prompt_cache:
-            raise RefusedError("llama.cpp cannot empty its prompt cache while requests run; cache_ram=0 turns it off")
+            how = "cache_ram=0 and slot_save=off turn it off"
+            raise RefusedError(f"llama.cpp cannot empty its prompt cache while requests run; {how}")
         else:
             self._server.erase_idle()
 
@@ -80,7 +81,7 @@ class LlamaCppEngine(Engine):
 def open_engine(model: str, config: EngineConfig) -> LlamaCppEngine:
     """Open a transformers folder of the Llama kind, converted to GGUF once.
 
-    Engine arguments: kv_unified, context_shift and flash_attn (on or off), cache_ram (MiB), cache_reuse (tokens),
-    threads.
+    Engine arguments: kv_unified, context_shift, flash_attn and slot_save (on or off), cache_ram (MiB), cache_reuse
+    (tokens), threads.
     """
     return LlamaCppEngine(LlamaServer(model, config))

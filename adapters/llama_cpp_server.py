@@ -1,6 +1,7 @@
 """llama.cpp's own server, in this process through xllamacpp: started, asked, looked at, started anew."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -19,6 +20,7 @@ from kvfence.adapters.api import (
 )
 from kvfence.adapters.gguf_file import TYPES, gguf_file
 from kvfence.adapters.http_client import HTTPClient, Limits
+from kvfence.adapters.llama_cpp_slots import SavedSlots
 from kvfence.adapters.stream_session import Emitted, Ended
 
 POOL_TOKENS = 16_384
@@ -26,6 +28,7 @@ TOP = 5  # best tokens told at each position
 CONNECTIONS = 64  # at a time; those of requests that wait for a slot count too
 SILENCE = 240.0  # seconds: a long prompt takes its time
 LETTING_GO = 10.0  # seconds in which a slot must be idle once its stream is closed
+ANY = -1  # slot
 SWITCHES = {"on": True, "off": False}
 # Engine arguments and what they are when not given.
 ARGUMENTS = {
@@ -34,6 +37,7 @@ ARGUMENTS = {
     "cache_reuse": "0",  # tokens; pieces as long as this are shifted to where an edited prompt has them
     "context_shift": "off",  # a full slot drops half of what it holds, in place of ending
     "flash_attn": "off",
+    "slot_save": "off",  # what a request leaves in its slot goes into a file, and comes back from there
     "threads": "1",
 }
 
@@ -45,8 +49,9 @@ class LlamaServer:
         self._module, self._config = _module(), config
         self._arguments = arguments(config)
         self._file = gguf_file(model, config.dtype)
-        self._slots = Path(tempfile.mkdtemp(prefix="kvfence-slots-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="kvfence-slots-"))
         self._server: Any = None
+        self.saved: SavedSlots | None = None
         self.start()
 
     def start(self) -> None:
@@ -59,16 +64,20 @@ class LlamaServer:
         # Of the limits only the silence matters: the server is ours.
         self.http = HTTPClient(self.address, Limits(seconds=SILENCE), extra="llama-cpp")
         self.context = min(int(slot["n_ctx"]) for slot in self.slots())
+        if self._config.sharing and SWITCHES[self._arguments["slot_save"]]:
+            self.saved = SavedSlots(self.http, self._folder, self._config.max_concurrency)
 
     def stop(self) -> None:
         """Stop it, and forget all that it has cached."""
         self.http.close()
+        if self.saved:
+            self.saved.forget()
         self._server = None  # its last reference: this ends it
 
     def close(self) -> None:
         """Stop it for good."""
         self.stop()
-        shutil.rmtree(self._slots, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def restart(self) -> None:
         """A server that holds nothing, in place of this one."""
@@ -78,7 +87,7 @@ class LlamaServer:
     @property
     def prompt_cache(self) -> bool:
         """Whether prompts are kept beside the slots."""
-        return self._config.sharing and self._arguments["cache_ram"] != "0"
+        return self._config.sharing and (self._arguments["cache_ram"] != "0" or self.saved is not None)
 
     def slots(self) -> list[dict[str, Any]]:
         """What the server tells of its slots."""
@@ -97,6 +106,23 @@ class LlamaServer:
             raise RefusedError(f"request {request.id} needs {needed} tokens of KV; a slot has {self.context}")
 
     async def stream(self, request: Request, prompt: tuple[int, ...]) -> AsyncGenerator[Emitted | Ended, None]:
+        if self.saved is None:
+            async with aclosing(self._stream(request, prompt)) as stream:
+                async for heard in stream:
+                    yield heard
+            return
+        answer: list[int] = []
+        async with self.saved.slot(prompt) as slot, aclosing(self._stream(request, prompt, slot)) as stream:
+            async for heard in stream:
+                if isinstance(heard, Emitted):
+                    answer.append(heard.token)
+                else:  # K/V of the last token were never computed
+                    await self.saved.save(slot, (*prompt, *answer[:-1]))
+                yield heard
+
+    async def _stream(
+        self, request: Request, prompt: tuple[int, ...], slot: int = ANY
+    ) -> AsyncGenerator[Emitted | Ended, None]:
         body = {
             "prompt": list(prompt),
             "n_predict": request.max_tokens,
@@ -107,6 +133,7 @@ class LlamaServer:
             "top_k": 1,
             "cache_prompt": self._config.sharing,
             "seed": self._config.seed,
+            "id_slot": slot,
         }
         left = request.max_tokens
         async with aclosing(self.http.events("/completion", body)) as events:
@@ -153,7 +180,7 @@ class LlamaServer:
         if hasattr(parameters, "hostnames"):  # before 2026.10 there is one, which is this if nothing is said
             parameters.hostnames = ["127.0.0.1"]
         parameters.n_threads_http = CONNECTIONS
-        parameters.endpoint_slots, parameters.slot_save_path = True, str(self._slots)
+        parameters.endpoint_slots, parameters.slot_save_path = True, f"{self._folder}{os.sep}"
         parameters.warmup = parameters.fit_params = False
         setattr(parameters, "ui" if hasattr(parameters, "ui") else "webui", False)
         parameters.verbosity = -1

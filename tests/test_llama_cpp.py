@@ -137,7 +137,7 @@ def test_a_reset_while_requests_run_is_refused_where_prompts_are_kept_beside(can
     engine = opened(canary_folder.path, sharing=True)
     session = engine.session()
     session.submit(Request("runs", PROMPTS[0], 400))
-    with pytest.raises(RefusedError, match="cache_ram=0 turns it off"):
+    with pytest.raises(RefusedError, match="cache_ram=0 and slot_save=off turn it off"):
         engine.reset_cache()
     session.close()
 
@@ -228,3 +228,47 @@ def test_what_cannot_be_converted(canary_folder, tmp_path, monkeypatch):
     with pytest.raises(EngineStartError, match=r"pip install 'kvfence\[llama-cpp\]'"):
         gguf_file.gguf_file(str(canary_folder.path), "float32")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_what_slots_held_comes_back_from_files(canary_folder, opened):
+    engine = opened(canary_folder.path, sharing=True, engine_args={"slot_save": "on"})
+    first = engine.generate(requests())
+    assert right(first) == [True] * 4
+    files = engine._server.saved.files
+    assert sorted(files) == sorted((*prompt, *alphabet.answer(prompt, N - 1)) for prompt in PROMPTS)
+    again = engine.generate(requests())
+    assert right(again) == [True] * 4
+    assert [c.cached_tokens for c in again] == [len(prompt) - 1 for prompt in PROMPTS]
+    folder = next(iter(files.values())).parent
+    engine.reset_cache()
+    assert list(folder.iterdir()) == []
+    (forgotten,) = engine.generate(requests(prompts=PROMPTS[:1]))
+    assert forgotten.cached_tokens == 0
+
+
+def test_a_file_with_the_k_v_of_others_changes_the_answer(canary_folder, opened):
+    """The file tells its tokens first: here they are said to be another prompt's."""
+    engine = opened(canary_folder.path, sharing=True, engine_args={"slot_save": "on"})
+    other = alphabet.prompt_tokens(range(500, 510))
+    assert len(other) == len(PROMPTS[3])
+    engine.generate([Request("3", PROMPTS[3], 1)])
+    files = engine._server.saved.files
+    (file,) = files.values()
+    held, said = (b"".join(token.to_bytes(4, "little") for token in prompt) for prompt in (PROMPTS[3], other))
+    written = file.read_bytes()
+    assert written.count(held) == 1
+    file.write_bytes(written.replace(held, said))
+    files[other] = files.pop(PROMPTS[3])
+    (wrong,) = engine.generate([Request("3", other, N)])
+    assert wrong.cached_tokens == len(other) - 1
+    assert wrong.tokens != alphabet.answer(other, N)
+
+
+def test_a_slot_that_a_withdrawn_request_is_in_is_waited_for(canary_folder, opened):
+    engine = opened(canary_folder.path, max_concurrency=1, sharing=True, engine_args={"slot_save": "on"})
+    session = engine.session()
+    session.submit(Request("long", PROMPTS[0], 60))
+    step_until(session, "long", 3)
+    session.cancel("long")
+    session.submit(Request("3", PROMPTS[3], N))
+    assert right(finish(session)) == [True]
