@@ -70,16 +70,18 @@ def play(act: Act, folder: Path) -> CaseRecord:
 
 
 def told(record: CaseRecord) -> Iterator[str]:
-    """What came of an act, in lines."""
-    yield f"{record.outcome}: {record.reason}"
-    spoken = [(finding, spelling) for finding in record.findings for spelling in finding.spellings]
-    for finding, spelling in spoken[:1]:
-        secrets = {request.request: request.secret for request in record.requests}
-        yield f"  {finding.victim} was given the passphrase  {secrets.get(finding.victim, '')}"
+    """What came of an act, in lines; of findings one that spells another's words, if there is one."""
+    findings = sorted(record.findings, key=lambda finding: not finding.spellings)
+    if not findings:
+        yield f"{record.outcome}: {record.reason}"
+        return
+    first, more = findings[0], f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    yield f"{record.outcome}: {first.summary}{more}"
+    secrets = {request.request: request.secret for request in record.requests}
+    for spelling in first.spellings[:1]:
+        yield f"  {first.victim} was given the passphrase  {secrets.get(first.victim, '')}"
         yield f"  {spelling.request} was given the passphrase  {secrets.get(spelling.request, '')}"
-        yield f"  {finding.victim} answered, from token {spelling.start} on:  {' '.join(spelling.words)}"
-    if record.findings:
-        first = record.findings[0]
-        yield f"  source: {first.source_how}"
-        if first.explanation and first.explanation.fault_class:
-            yield f"  looks like {first.explanation.fault_class}: {first.explanation.class_how}"
+        yield f"  {first.victim} answered, from token {spelling.start} on:  {' '.join(spelling.words)}"
+    yield f"  source: {first.source_how}"
+    if first.explanation and first.explanation.fault_class:
+        yield f"  looks like {first.explanation.fault_class}: {first.explanation.class_how}"
