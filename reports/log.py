@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-LINES = 100  # shown; more of them open too slowly
+LINES = 64  # shown; more of them take too much room in a page of many
 KINDS = {
     "length": "Slot length",
     "key": "Prefix key",

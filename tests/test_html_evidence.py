@@ -196,10 +196,10 @@ def test_a_long_log_is_cut_but_never_of_victim_and_source() -> None:
     assert [each["step"] for each, _ in made.lines] == [*range(LINES - 2), 999, 1000]
     assert made.left == 4
     text = page([samples.header(), case(log=(*others, *last))]).text
-    assert "Log of the cache (100 lines, 4 left out)" in text
+    assert f"Log of the cache ({LINES} lines, 4 left out)" in text
     assert "4 lines left out: those of the victim and the source are shown first" in text
     full = page([samples.header(), case(log=others[:LINES])]).text
-    assert "Log of the cache (100 lines)" in full
+    assert f"Log of the cache ({LINES} lines)" in full
     assert "left out" not in full
 
 
