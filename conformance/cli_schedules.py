@@ -1,6 +1,7 @@
 """`kvfence replay`, `diagnose` and `search`: schedules in files, and such as nobody has thought of."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,11 +99,13 @@ def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **op
     """
     from kvfence.conformance.schedule_file import lines
     from kvfence.conformance.search import hunt
+    from kvfence.reports.outcome import Outcome
+    from kvfence.reports.text import count
 
     def run_it() -> int:
         settings = Settings(profile="scenarios", seed=seed, engine_args=engine_arguments(pairs), **options)
-        found = 0
-        for find, file in hunt(settings, corpus, 60 * minutes):
+        found, outcomes = 0, Counter[Outcome]()
+        for find, file in hunt(settings, corpus, 60 * minutes, outcomes):
             found += 1
             click.echo(f"VIOLATES after {find.schedules} drawn schedules, {find.seconds:.0f} s")
             click.echo(f"    {find.judged.ruling.reason}")
@@ -112,7 +115,8 @@ def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **op
                 click.echo(f"    {line}")
             click.echo(f"    {settings.replay(file)}")
         if not found:
-            click.echo(f"nothing found in {minutes:g} minutes")
+            told = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
+            click.echo(f"nothing found in {minutes:g} minutes, {count(outcomes.total(), 'schedule')}: {told}")
         return int(found > 0)
 
     sys.exit(or_one_line(run_it))

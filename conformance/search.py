@@ -6,6 +6,7 @@ that the engine can follow. What is found is made smaller, and kept in a corpus 
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -168,8 +169,8 @@ def _run(make: Callable[[], Machine], corpus: Path, number: int) -> None:
     run_state_machine_as_test(seed(number)(make), settings=chosen)  # type: ignore[arg-type]  # any factory will do
 
 
-def hunt(settings: Settings, corpus: Path, seconds: float) -> Iterator[tuple[Find, Path]]:
-    """Search an engine for so long; each find with the file that it is kept in.
+def hunt(settings: Settings, corpus: Path, seconds: float, outcomes: Counter[Outcome]) -> Iterator[tuple[Find, Path]]:
+    """Search an engine for so long; each find with the file that it is kept in. `outcomes` counts what was played.
 
     Raises UsageError for a corpus that cannot be written or holds what is no schedule, and where no schedule at all
     came to a verdict: then nothing found says nothing.
@@ -182,8 +183,9 @@ def hunt(settings: Settings, corpus: Path, seconds: float) -> Iterator[tuple[Fin
     with Lab(settings, plan) as lab:
         for find in Search(lab, plan, corpus, lambda: time.monotonic() > end, settings.seed).finds():
             yield find, _keep(find, corpus)
-        if not {Outcome.CONFORMS, Outcome.VIOLATES} & lab.outcomes.keys():
-            told = ", ".join(f"{n} {outcome}" for outcome, n in lab.outcomes.items())
+        outcomes.update(lab.outcomes)
+        if not {Outcome.CONFORMS, Outcome.VIOLATES} & outcomes.keys():
+            told = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.items())
             raise UsageError(f"no schedule came to a verdict ({told}); try one with `kvfence run --profile scenarios`")
 
 
