@@ -53,6 +53,7 @@ CAPABILITIES = {
     "events": "lets the uses of its cache be observed",
     "kv": "lets the K/V in its cache be observed",
     "session": "can be driven step by step, requests coming and going meanwhile",
+    "ordered": "begins requests in the order in which they are handed over",
     "salt": "requests with different salts share nothing",
     "adapters": "requests can run with LoRA adapters",
     "weights": "the model's weights can be exchanged",

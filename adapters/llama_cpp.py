@@ -42,6 +42,7 @@ class LlamaCppEngine(Engine):
             **supported("token_prompts", "sharing", "cached_tokens", "logprobs", "top_logprobs", "reset_cache"),
             **supported("reopen", "conversations"),
             "session": Capability(Support.SUPPORTED, TIMING),
+            **unsupported("each request comes by a connection of its own", "ordered"),
             **unsupported("llama.cpp keys its cache by tokens alone", "salt"),
             **unsupported("llama.cpp takes adapters when it starts", "adapters"),
             **unsupported("llama.cpp takes other weights only when it starts", "weights"),

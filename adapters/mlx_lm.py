@@ -51,7 +51,7 @@ class MLXEngine(Engine):
             by_position = Capability(Support.UNSUPPORTED, "caches of this model do not hold K/V position by position")
         return {
             **supported("token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache"),
-            **supported("reopen", "session", "conversations"),
+            **supported("reopen", "session", "ordered", "conversations"),
             "sharing": Capability(Support.SUPPORTED, "" if self._plain else "of some caches, only as a whole"),
             "salt": Capability(Support.SUPPORTED, "as a part of the prompt cache's key; the server sends none"),
             **dict.fromkeys(("fork", "preempt", "kv"), by_position),

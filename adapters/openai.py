@@ -65,6 +65,7 @@ class OpenAIEngine(Engine):
             "salt": _if(self._asked.salt, "salt=on says that the endpoint takes cache_salt"),
             "reset_cache": _if(self._asked.salt or bool(self._reset), "reset=PATH or salt=on says how"),
             "session": self._sessions(),
+            **unsupported("each request comes by a connection of its own", "ordered"),
             **unsupported("an endpoint has no such operation", "adapters", "weights", "media", "fork", "preempt"),
             **unsupported("an endpoint shows tokens and counts only", "attention", "events", "kv"),
         }

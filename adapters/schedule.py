@@ -87,6 +87,18 @@ def capabilities(schedule: Schedule) -> set[str]:
     return wanted if waves(schedule) is not None else wanted | {"session"}
 
 
+def begun_before(schedule: Schedule) -> dict[str, frozenset[str]]:
+    """For each request those of which something had come by then: they were begun before it, in whatever order."""
+    come: set[str] = set()
+    found = {}
+    for operation in schedule:
+        if operation.when:
+            come.add(operation.when.request)
+        if operation.request:
+            found[operation.request.id] = frozenset(come)
+    return found
+
+
 def waves(schedule: Schedule) -> list[list[Request]] | None:
     """A schedule as batches, one after another, for an engine that can only run those; None if it is more.
 

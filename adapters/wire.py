@@ -32,6 +32,11 @@ class EngineInfo:
         known = self.capabilities.get(capability)
         return known is not None and known.state is Support.SUPPORTED
 
+    def lacks(self, capability: str) -> bool:
+        """Whether a capability is UNSUPPORTED, and not just unknown."""
+        known = self.capabilities.get(capability)
+        return known is not None and known.state is Support.UNSUPPORTED
+
 
 @dataclass(frozen=True)
 class Failure:

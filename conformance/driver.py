@@ -184,8 +184,8 @@ class Driver:
         played = self._played(scenario, scenario.schedule)
         layout, seen = self._plan.layout(scenario), self._settings.observe
         emptied = info.can("reset_cache")
-        in_waves = not info.can("session")
-        stage = Stage(scenario, played, layout, seen, emptied=emptied, block_size=info.block_size, in_waves=in_waves)
+        order = {"in_waves": not info.can("session"), "ordered": not info.lacks("ordered")}
+        stage = Stage(scenario, played, layout, seen, emptied=emptied, block_size=info.block_size, **order)
         breaches = self._ledger.replay(stage.observed.events, stage.tokens)
         twins = self._twins(scenario, played, self._settings.plan.twins)
         # Nor are adapters that are still loaded, which no reset takes back.

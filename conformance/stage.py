@@ -7,7 +7,7 @@ from kvfence.adapters.api import Support
 from kvfence.adapters.check import check_observed
 from kvfence.adapters.observation import Attention, Observed
 from kvfence.adapters.player import Played
-from kvfence.adapters.schedule import capabilities, waves
+from kvfence.adapters.schedule import begun_before, capabilities, waves
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.control import Control, servable
 from kvfence.conformance.driven import Answer
@@ -56,15 +56,18 @@ class Stage:
         emptied: bool = True,
         block_size: int | None = None,
         in_waves: bool = False,
+        ordered: bool = True,
     ) -> None:
         """`emptied` says whether the cache was, before; `block_size` is the engine's own, tokens.
 
-        `in_waves` says that the engine was handed whole batches, and computed each in an order of its own.
+        `in_waves` says that the engine was handed whole batches, and computed each in an order of its own; where it is
+        not `ordered`, it began in any order with what it had at the same time.
         """
         self._scenario, self._played, self._observe, self._emptied = scenario, played, observe, emptied
         self._block_size = block_size or 1
         batches = (waves(scenario.schedule) if in_waves else None) or []
         self._waves = {request.id: i for i, batch in enumerate(batches) for request in batch}
+        self._begun = None if ordered else begun_before(scenario.schedule)
         self.parts = parts(scenario, played, layout)
         ended = [part.request for part in self.parts if not part.cut]
         self.observed = check_observed(ended, played.observed) if observe else Observed()
@@ -107,9 +110,13 @@ class Stage:
 
     def _before(self, place: int) -> list[Part]:
         """What a request may have been served from: those handed over before it, and all of its own batch."""
+        id = self.parts[place].request.id
+        if self._begun is not None:
+            later = [p for p in self.parts[place + 1 :] if id not in self._begun.get(p.request.id, {id})]
+            return [*self.parts[:place], *later]
         if not self._waves:
             return self.parts[:place]
-        last = self._waves[self.parts[place].request.id]
+        last = self._waves[id]
         return [p for i, p in enumerate(self.parts) if i != place and self._waves[p.request.id] <= last]
 
     @cached_property

@@ -34,13 +34,13 @@ def of(name):
         engine.close()
 
 
-def told(played, name, cached, emptied, in_waves=False):
+def told(played, name, cached, emptied, **order):
     """What side says of a request that is told to have had so many tokens cached."""
     scenario, was, layout = played
     changed = tuple(
         replace(one, cached_tokens=cached) if scenario.short(one.id) == name else one for one in was.completions
     )
-    stage = Stage(scenario, replace(was, completions=changed), layout, (), emptied=emptied, in_waves=in_waves)
+    stage = Stage(scenario, replace(was, completions=changed), layout, (), emptied=emptied, **order)
     found = {answer.prompt.name: answer.side for answer in stage.answers((), {})}
     assert not any(side for other, side in found.items() if other != name)
     return found[name]
@@ -67,6 +67,15 @@ def test_in_a_batch_a_later_one_may_have_been_computed_first(batch):
     assert told(batch, first, 1, emptied=True).source is None
     assert told(batch, first, 1, emptied=True, in_waves=True) is None
     assert told(batch, first, 20, emptied=True, in_waves=True) is not None
+
+
+def test_where_there_is_no_order_a_later_one_may_have_been_begun_first(batch, played):
+    scenario, *_ = batch
+    first = next(iter(scenario.prompts))
+    assert told(batch, first, 1, emptied=True, ordered=False) is None
+    assert told(batch, first, 20, emptied=True, ordered=False) is not None
+    # Those that waited for it were not.
+    assert told(played, "x0", 1, emptied=True, ordered=False).source is None
 
 
 @pytest.mark.parametrize("emptied", [True, False])
