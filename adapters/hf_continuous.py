@@ -155,7 +155,14 @@ class HFContinuousEngine(Engine):
             one = Capability(Support.UNSUPPORTED, UNTOLD)
         return {
             **supported(
-                "token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache", "reopen", "session"
+                "token_prompts",
+                "cached_tokens",
+                "logprobs",
+                "top_logprobs",
+                "reset_cache",
+                "reopen",
+                "session",
+                "ordered",
             ),
             **unsupported("continuous batching has no such operation", *ABSENT),
             "sharing": self._shares,

@@ -46,7 +46,7 @@ class OpenVINOEngine(Engine):
         exact = pipeline.vocabulary <= SUMMED
         untold = unsupported("logprobs=off" if exact else INEXACT.format(pipeline.vocabulary), "logprobs")
         return {
-            **supported("token_prompts", "sharing", "reset_cache", "reopen", "conversations"),
+            **supported("token_prompts", "sharing", "reset_cache", "reopen", "ordered", "conversations"),
             **counted,
             **(supported("logprobs") if pipeline.logprobs else untold),
             "session": Capability(Support.SUPPORTED, TIMING),

@@ -71,6 +71,7 @@ class VLLMEngine(Engine):
                 "top_logprobs",
                 "reset_cache",
                 "session",
+                "ordered",
                 "salt",
                 "weights",
             ),

@@ -13,7 +13,7 @@ from kvfence.conformance.cli_demo import demo
 from kvfence.conformance.cli_doctor import doctor
 from kvfence.conformance.cli_schedules import diagnose, replay, search
 from kvfence.conformance.one_line import PATH, Commands, or_one_line
-from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, engine_arguments
+from kvfence.conformance.settings import DEADLINE, LEVELS, Settings, engine_arguments, spare_threads
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,6 +64,7 @@ def run(report_folder: Path, patterns: tuple[str, ...], pairs: tuple[str, ...], 
     from kvfence.conformance.terminal import follow
 
     def run_it() -> int:
+        spare_threads(options["model"])
         settings = Settings(report=report_folder, cases=patterns, engine_args=engine_arguments(pairs), **options)
         return follow(settings, as_json=as_json)
 

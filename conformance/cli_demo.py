@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from kvfence.conformance.one_line import PATH, or_one_line
+from kvfence.conformance.settings import spare_threads
 
 
 @click.command()
@@ -24,6 +25,7 @@ def demo(folder: Path) -> None:
 
     Exit code: 0 the engine conformed and the planted fault was seen, 1 otherwise, 2 bad usage.
     """
+    spare_threads("canary")
     from kvfence.conformance.demo import ACTS, play, told
     from kvfence.reports.text import shown
 

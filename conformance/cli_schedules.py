@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvfence.conformance.one_line import PATH, or_one_line
-from kvfence.conformance.settings import DEADLINE, Settings, engine_arguments
+from kvfence.conformance.settings import DEADLINE, Settings, engine_arguments, spare_threads
 
 
 def _engine(command: Callable[..., None]) -> Callable[..., None]:
@@ -49,6 +49,7 @@ def replay(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -> 
     from kvfence.conformance.terminal import follow
 
     def run_it() -> int:
+        spare_threads(options["model"])
         arguments = engine_arguments(pairs)
         settings = Settings(profile="scenarios", report=folder, engine_args=arguments, schedule=file, **options)
         plan = replayed(settings)
@@ -78,6 +79,7 @@ def diagnose(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -
     from kvfence.conformance.terminal import diagnosis
 
     def run_it() -> int:
+        spare_threads(options["model"])
         arguments = engine_arguments(pairs)
         return diagnosis(Settings(profile="scenarios", report=folder, engine_args=arguments, schedule=file, **options))
 
@@ -103,6 +105,7 @@ def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **op
     from kvfence.reports.text import count
 
     def run_it() -> int:
+        spare_threads(options["model"])
         settings = Settings(profile="scenarios", seed=seed, engine_args=engine_arguments(pairs), **options)
         found, outcomes = 0, Counter[Outcome]()
         for find, file in hunt(settings, corpus, 60 * minutes, outcomes):

@@ -1,5 +1,6 @@
 """Settings: what the user asked for, checked before anything is started."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,15 @@ class Settings:
         words = ["--engine", self.engine, "--model", self.model]
         words += ["--device", self.device] if self.device != "cpu" else []
         return words + [w for key, value in self.engine_args.items() for w in ("--engine-arg", f"{key}={value}")]
+
+
+def spare_threads(model: str) -> None:
+    """Compute the canary on one thread, here and in children, if OMP_NUM_THREADS does not say otherwise.
+
+    It is so small that threads wait for each other longer than they compute.
+    """
+    if model == "canary":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _has_cuda() -> bool:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from kvfence.conformance.cli import main
 from kvfence.conformance.scenarios.order import QUICK
+from kvfence.conformance.settings import spare_threads
 from kvfence.reports.records import read
 
 KVFENCE = [sys.executable, "-m", "kvfence.conformance"]
@@ -207,3 +208,14 @@ def test_help_does_not_import_torch(args):
         "assert not {'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=os.environ)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "threads"), [("canary", None, "1"), ("canary", "3", "3"), ("random", None, None)]
+)
+def test_the_canary_is_computed_on_one_thread_where_nobody_says_otherwise(monkeypatch, model, asked, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked or "")
+    if asked is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    spare_threads(model)
+    assert os.environ.get("OMP_NUM_THREADS") == threads

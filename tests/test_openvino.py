@@ -269,7 +269,8 @@ def test_logprobs_of_a_large_vocabulary_are_told_on_demand(opened, tmp_path):
 def test_capabilities_say_why_not(canary_folder, opened):
     known = opened(canary_folder.path).capabilities
     assert {name for name, c in known.items() if c.state is Support.SUPPORTED} == {
-        *("token_prompts", "sharing", "cached_tokens", "logprobs", "reset_cache", "reopen", "session", "conversations"),
+        *("token_prompts", "sharing", "cached_tokens", "logprobs", "reset_cache", "reopen", "session", "ordered"),
+        "conversations",
     }
     assert all(c.reason for c in known.values() if c.state is not Support.SUPPORTED)
 
