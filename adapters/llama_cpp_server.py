@@ -174,6 +174,8 @@ class LlamaServer:
         parameters.cache_prompt = config.sharing
         parameters.cache_ram_mib = int(given["cache_ram"]) if config.sharing else 0
         parameters.n_cache_reuse = int(given["cache_reuse"])
+        if SWITCHES[given["slot_save"]]:  # the next request would have an idle slot emptied before it is saved
+            parameters.cache_idle_slots = False
         parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = int(given["threads"])
         parameters.n_gpu_layers = 0
         parameters.port = 0

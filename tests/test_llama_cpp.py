@@ -246,6 +246,16 @@ def test_what_slots_held_comes_back_from_files(canary_folder, opened):
     assert forgotten.cached_tokens == 0
 
 
+def test_slots_of_one_cache_are_not_emptied_before_they_are_saved(canary_folder, opened):
+    settings = {"slot_save": "on", "kv_unified": "on"}
+    engine = opened(canary_folder.path, max_concurrency=2, sharing=True, engine_args=settings)
+    prompts = [alphabet.prompt_tokens(range(100 + 16 * i, 112 + 16 * i)) for i in range(12)]
+    engine.generate(requests(prompts=prompts))
+    again = engine.generate(requests(prompts=prompts))
+    assert right(again, prompts) == [True] * 12
+    assert [completion.cached_tokens for completion in again] == [len(prompts[0]) - 1] * 12
+
+
 def test_a_file_with_the_k_v_of_others_changes_the_answer(canary_folder, opened):
     """The file tells its tokens first: here they are said to be another prompt's."""
     engine = opened(canary_folder.path, sharing=True, engine_args={"slot_save": "on"})
