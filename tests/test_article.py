@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvfence.conformance import noise
@@ -93,6 +94,11 @@ def test_attention_moves_at_or_before_the_first_changed_token_of_a_model_with_so
     victims = [request for request in record.requests if request.request != "A0"]
     assert all(request.attention_step == 0 for request in victims)
     assert all(request.first_changed is not None and request.edit_distance for request in victims)
+    moved = [finding.attention for finding in record.findings]
+    figures = [figure for one in moved for figure in (*one.shifts, *one.excess, one.shift, *sum(one.map, ()))]
+    assert min(figures) < max(figures)
+    # As short as float32 can be told.
+    assert all(figure == float(str(np.float32(figure))) for figure in figures)
     first = record.requests[0]
     assert (first.attention_step, first.first_changed, first.edit_distance) == (None, None, 0)
     # Whose K/V it was cannot be read from a random model's output, but from the log.
