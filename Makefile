@@ -103,6 +103,7 @@ engine-llama-cpp: install
 # Apple's mlx-lm, on the CPU also where there is no Mac.
 engine-mlx-lm: install
 	$(BIN)/pip install -q -c constraints.txt -e '.[mlx]'
+	$(BIN)/python -m pytest tests/test_mlx_lm*.py
 	$(BIN)/kvfence run --engine mlx-lm --model canary --profile quick --report $(ENGINES)/mlx-lm
 
 # OpenVINO GenAI's paged continuous batching, on a CPU; what it is known to violate is in the baseline.

@@ -17,12 +17,17 @@ from kvfence.adapters.api import (
 )
 from kvfence.adapters.conversations import Conversations
 from kvfence.adapters.mlx_lm_batch import Batch
+from kvfence.adapters.mlx_lm_draft import Drafted
 from kvfence.adapters.mlx_lm_model import load
 from kvfence.adapters.mlx_lm_prompts import KeptPrompts
 from kvfence.adapters.mlx_lm_session import MLXSession
 from kvfence.adapters.observation import KV, Observed
 
-ENTRIES = 64  # prompt caches that are kept; the server's default of 10 is fewer than a case may have requests
+# Engine arguments, numbers up to 9999, and what they are when not given.
+ARGUMENTS = {
+    "prompt_cache_size": 64,  # prompts that are kept; the server's default of 10 is fewer than a case may have requests
+    "draft": 0,  # tokens that a draft model drafts in a step; 0 = none. With it requests run one after another
+}
 
 
 class MLXEngine(Engine):
@@ -31,13 +36,14 @@ class MLXEngine(Engine):
     name = "mlx-lm"
     block_size = 1
 
-    def __init__(self, model: Any, config: EngineConfig, entries: int) -> None:
+    def __init__(self, model: Any, config: EngineConfig, entries: int, drafts: int) -> None:
         from mlx_lm import __version__
         from mlx_lm.models.cache import KVCache, make_prompt_cache
 
         self.version = __version__
         self._config = config
-        self._batch = Batch(model, config)
+        self._batch = Drafted(model, config, drafts) if drafts else Batch(model, config)
+        self._drafts = bool(drafts)
         self._kept = KeptPrompts(entries, config.pool_size)
         self._conversations = Conversations()
         self._session: MLXSession | None = None
@@ -49,12 +55,16 @@ class MLXEngine(Engine):
         by_position = Capability(Support.SUPPORTED)
         if not self._plain:
             by_position = Capability(Support.UNSUPPORTED, "caches of this model do not hold K/V position by position")
+        copied = by_position
+        if self._drafts:
+            copied = Capability(Support.UNSUPPORTED, "with a draft model mlx-lm's server serves one request at a time")
         return {
             **supported("token_prompts", "cached_tokens", "logprobs", "top_logprobs", "reset_cache"),
             **supported("reopen", "session", "ordered", "conversations"),
             "sharing": Capability(Support.SUPPORTED, "" if self._plain else "of some caches, only as a whole"),
             "salt": Capability(Support.SUPPORTED, "as a part of the prompt cache's key; the server sends none"),
-            **dict.fromkeys(("fork", "preempt", "kv"), by_position),
+            **dict.fromkeys(("fork", "preempt"), copied),
+            "kv": by_position,
             **unsupported("mlx-lm reads adapters of a format of its own, and has one for all requests", "adapters"),
             **unsupported("to the batch generator another model's weights are another generator's", "weights"),
             **unsupported("this adapter sends token ids alone", "media"),
@@ -89,11 +99,13 @@ class MLXEngine(Engine):
 
 
 def open_engine(model: str, config: EngineConfig) -> MLXEngine:
-    """Open the model folder `model`. Engine argument: prompt_cache_size, in prompts."""
-    for name in config.engine_args:
-        if name != "prompt_cache_size":
-            raise EngineStartError(f"mlx-lm has no engine argument {name}; it has prompt_cache_size")
-    entries = config.engine_args.get("prompt_cache_size", str(ENTRIES))
-    if not entries.isdecimal() or not 0 < int(entries) < 10_000:
-        raise EngineStartError(f"prompt_cache_size is a number of prompts, not {entries}")
-    return MLXEngine(load(model, config), config, int(entries))
+    """Open the model folder `model`. Engine arguments: prompt_cache_size, in prompts, and draft, in tokens a step."""
+    given = dict(ARGUMENTS)
+    for name, value in config.engine_args.items():
+        if name not in ARGUMENTS:
+            raise EngineStartError(f"mlx-lm has no engine argument {name}; it has {', '.join(ARGUMENTS)}")
+        least = min(1, ARGUMENTS[name])
+        if not (value.isdecimal() and len(value) < 5 and int(value) >= least):
+            raise EngineStartError(f"{name} is a number from {least} to 9999, not {value}")
+        given[name] = int(value)
+    return MLXEngine(load(model, config), config, given["prompt_cache_size"], given["draft"])

