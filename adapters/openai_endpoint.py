@@ -14,7 +14,8 @@ from kvfence.adapters.stream_session import Emitted, Ended
 
 TOP = 5  # best tokens asked for at each position
 # What is part of OpenAI's interface, and still not taken by every server.
-ASKED: dict[str, Any] = {"logprobs": TOP, "stream_options": {"include_usage": True}}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+ASKED: dict[str, Any] = {"logprobs": TOP, **USAGE}
 # What is no part of OpenAI's interface: servers that know it give ids for ids and do not end early.
 EXTRA: dict[str, Any] = {
     "ignore_eos": True,
@@ -104,7 +105,7 @@ class Endpoint:
     def _ways(self) -> Iterator[tuple[bool, bool, dict[str, Any]]]:
         """Ways to send a prompt, the best first: a strict server refuses what it does not know."""
         for ids in {"ids": (True,), "text": (False,)}.get(self._asked.prompts, (True, False)):
-            for extra in (ASKED | EXTRA, ASKED, {}):
+            for extra in (ASKED | EXTRA, ASKED, USAGE, {}):
                 for names_start in (True,) if ids else (True, False):
                     yield ids, names_start, extra
 

@@ -59,7 +59,7 @@ class Baseline:
             data = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             told = (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
-            raise UsageError(f"cannot read baseline {file}: {told}") from error
+            raise UsageError(f"cannot read baseline {file}: {told}; `kvfence baseline update` writes one") from error
         entries = data.get("known", [])
         if set(data) - {"known"} or not isinstance(entries, list):
             raise UsageError(f"{file} is no baseline: it holds [[known]] tables and nothing else")

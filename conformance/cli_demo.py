@@ -19,7 +19,7 @@ from kvfence.conformance.settings import spare_threads
     help="Folder for the reports of its three parts.",
 )
 def demo(folder: Path) -> None:
-    """A leak, shown in a minute: requests one at a time, with a shared prefix, and with a slot shared by mistake.
+    """A leak, shown in a minute or two: requests one at a time, with a shared prefix, with a slot shared by mistake.
 
     Runs on the reference engine and a model that kvfence builds; nothing is downloaded.
 

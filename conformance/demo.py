@@ -1,7 +1,7 @@
 """The demo: the experiment kvfence grew out of. One at a time, sharing a prefix, sharing a slot by mistake."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvfence.conformance.case import OBSERVE
@@ -10,6 +10,7 @@ from kvfence.conformance.plan import Plan
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.suite import Suite, new_run
 from kvfence.conformance.terminal import write_reports
+from kvfence.reports.card import badness
 from kvfence.reports.outcome import Outcome, exit_code
 from kvfence.reports.records import CaseRecord
 
@@ -70,8 +71,8 @@ def play(act: Act, folder: Path) -> CaseRecord:
 
 
 def told(record: CaseRecord) -> Iterator[str]:
-    """What came of an act, in lines; of findings one that spells another's words, if there is one."""
-    findings = sorted(record.findings, key=lambda finding: not finding.spellings)
+    """What came of an act, in lines; of findings the one that its report shows first."""
+    findings = sorted(record.findings, key=lambda finding: badness({"case": record.case}, asdict(finding)))
     if not findings:
         yield f"{record.outcome}: {record.reason}"
         return

@@ -92,7 +92,8 @@ class Evidence:
         found: list[tuple[Owner | None, str]] = []
         for tag, probability in self.attention.foreign if self.attention else ():
             if tag:
-                met = f"up to {probability:.2g} of a head's attention went to keys of request {_owner(tag).request}"
+                whose = f"keys of request {_owner(tag).request}"
+                met = f"up to {100 * probability:.3g} % of a head's attention went to {whose}"
                 found.append((_owner(tag), f"{TAGS}: {met}"))
         if self._logged:
             found.append((_owner(self._logged.source), f"the log of the cache: it {self._logged.told}"))

@@ -199,7 +199,7 @@ def suggest(known: Mapping[str, frozenset[str]]) -> tuple[Row, str] | None:
 def explanation(victim: str, named: tuple[Row, str] | None, trigger: Trigger | None = None) -> Explanation:
     """What made a victim of a request, as far as it was tried, and the class of faults that the case looks like."""
     row, of = named or (None, victim)
-    whose = "" if of == victim else f"; so it is of request {of}"
+    whose = "" if of == victim else f" (seen at request {of})"
     return Explanation(
         triggers=trigger.requests if trigger else (),
         trigger_how=trigger.how if trigger else "",

@@ -70,7 +70,8 @@ def loads(text: str, file: str, model: Path, mirror: Mirror) -> Scenario:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{file} is no schedule: {error}") from error
+        where = "a run leaves them in its report folder, under schedules/"
+        raise UsageError(f"{file} is no schedule: it is no JSON ({error}); {where}") from error
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise UsageError(f"{file} is no schedule: its kind is not {KIND}")
     if data.get("schema") != SCHEMA:

@@ -37,7 +37,10 @@ def unplayable(scenario: Scenario, info: EngineInfo) -> tuple[Outcome, str] | No
     for name in sorted(wanted(scenario)):
         known = info.capabilities.get(name)
         if known is None or known.state is Support.UNKNOWN:
-            return Outcome.NOT_OBSERVABLE, f"whether the engine has {name} is not known"
+            return (
+                Outcome.NOT_OBSERVABLE,
+                f"whether the engine has {name} is not known: its adapter's capabilities do not say",
+            )
         if known.state is Support.UNSUPPORTED:
             return Outcome.NOT_APPLICABLE, f"the engine has no {name}: {known.reason or 'no reason given'}"
     return None

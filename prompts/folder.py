@@ -31,7 +31,7 @@ class ModelFolder:
 def inspect(path: Path) -> ModelFolder:
     """Read a model folder. Raises ModelError if it is missing, empty, unreadable or not a causal LM."""
     if not path.is_dir():
-        raise ModelError(f"no model folder {path}")
+        raise ModelError(f"no model folder {path}; give one, or a name that `kvfence list` shows")
     file = path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -66,7 +66,7 @@ class Brief:
 def cards(run: Run) -> tuple[list[Card], list[Brief]]:
     """The findings, worst first: the first ``FULL`` in full, the others in a sentence each."""
     found = [(case, finding) for case in run.cases for finding in case["findings"]]
-    found.sort(key=lambda pair: _badness(*pair))
+    found.sort(key=lambda pair: badness(*pair))
     owners, ids = Owners(run.cases), _ids(found)
     full = [_card(*pair, id, owners) for pair, id in zip(found[:FULL], ids, strict=False)]
     rest = [
@@ -113,7 +113,7 @@ def _elsewhere(case: dict[str, Any], of: str | None) -> str:
     return "" if of in (None, case["case"]) else " of another case"
 
 
-def _badness(case: dict[str, Any], finding: dict[str, Any]) -> tuple[Any, ...]:
+def badness(case: dict[str, Any], finding: dict[str, Any]) -> tuple[Any, ...]:
     """Words of somebody else first, then how far above the noise, then how early."""
     foreign = sum(owner is not None for owner in finding["trace"]["owners"])
     margins = [margin for margin in finding["trace"]["margins"] if not math.isnan(margin)]

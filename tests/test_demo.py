@@ -12,9 +12,11 @@ from kvfence.reports.records import read
 def test_the_leak_is_shown_and_nothing_without_it(tmp_path):
     result = CliRunner().invoke(main, ["demo", "--report", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    # The violation that is told first is the one whose words are shown.
-    assert "violates: request A0 answered with 8 words of request B0: " in result.output
-    assert "A0 answered, from token 16 on:" in result.output
+    # The violation that is told first is the one whose words are shown, and the report's first.
+    assert "violates: request A1 answered with 8 words of request B1: " in result.output
+    assert "A1 answered, from token 16 on:" in result.output
+    page = (tmp_path / demo.ACTS[-1].folder / "report.html").read_text()
+    assert "Worst divergence: Request A1 answered with 8 words of request B1</a>" in page
     assert "looks like REFCOUNT" in result.output
     outcomes = [read(tmp_path / act.folder).outcomes for act in demo.ACTS]
     assert outcomes == [[act.expected] for act in demo.ACTS]
