@@ -90,6 +90,8 @@ def headline(case: dict[str, Any], finding: dict[str, Any]) -> str:
     )
     if words:
         return f"{start} answered with {count(words, 'word')} of {of}"
+    if source == finding["victim"] and not _elsewhere(case, finding["source_case"]):
+        return f"{start} {_deed(case, finding)}; the source is itself, by K/V of another place"
     return f"{start} {_deed(case, finding)}; the source is {of}"
 
 

@@ -223,6 +223,21 @@ def test_the_headline_claims_no_more_than_was_seen(oracles: tuple[str, ...], wor
     assert headline(line, line["findings"][0]) == f"Request A0 {words}; no source found"
 
 
+@pytest.mark.parametrize(
+    ("source", "of", "told"),
+    [
+        ("A0", None, "itself, by K/V of another place"),
+        ("A0", "another", "request A0 of another case"),
+        ("B0", None, "request B0"),
+    ],
+)
+def test_the_headline_names_the_source(source: str, of: str | None, told: str) -> None:
+    found = replace(FOUND, first_step=6, oracles=("golden",), spellings=(), source=source, source_case=of)
+    line = samples.line(case(found))
+    words = "Request A0 answered otherwise than golden from step 6 on; the source is"
+    assert headline(line, line["findings"][0]) == f"{words} {told}"
+
+
 def noise_rows(*lines: Record) -> list[list[str]]:
     seen = html.render(samples.as_run([samples.header(), *lines])).partition('<section id="noise"')[2]
     return Page(seen.partition("</section>")[0]).rows
