@@ -90,8 +90,9 @@ def diagnose(file: Path, folder: Path, pairs: tuple[str, ...], **options: Any) -
 @click.option("--minutes", default=5.0, show_default=True, type=click.FloatRange(0.05), help="How long.")
 @click.option("--corpus", default="kvfence-corpus", show_default=True, type=PATH, help="Finds.")
 @click.option("--seed", default=0, show_default=True, help="Where the drawing of schedules begins.")
+@click.option("--dtype", default="float32", show_default=True, help="What the engine computes in.")
 @_engine
-def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **options: Any) -> None:
+def search(minutes: float, corpus: Path, seed: int, dtype: str, pairs: tuple[str, ...], **options: Any) -> None:
     """Draw schedules that nobody has thought of until one violates; make it small and keep it in the corpus.
 
     What the corpus holds already is tried first. Exit code: 0 nothing found, 1 found, 2 bad usage or no verdict.
@@ -106,7 +107,8 @@ def search(minutes: float, corpus: Path, seed: int, pairs: tuple[str, ...], **op
 
     def run_it() -> int:
         spare_threads(options["model"])
-        settings = Settings(profile="scenarios", seed=seed, engine_args=engine_arguments(pairs), **options)
+        arguments = engine_arguments(pairs)
+        settings = Settings(profile="scenarios", seed=seed, dtypes=(dtype,), engine_args=arguments, **options)
         found, outcomes = 0, Counter[Outcome]()
         for find, file in hunt(settings, corpus, 60 * minutes, outcomes):
             found += 1

@@ -61,13 +61,17 @@ class Plan:
             for case in grid.cases(profile, model, overheads, dtypes)
         }
         self.scenarios = list(self._write_scenarios(dtypes))
-        wanted = settings.dtypes or profile.dtypes
         # In running order: scenarios see more a second than modes do, and each dtype takes a golden of its own.
         every: list[Subject] = sorted([*self.scenarios, *self._prompts], key=lambda case: dtypes.index(case.dtype))
         # The cases asked for.
-        self.cases = [case for case in every if case.dtype in wanted and settings.selects(case)]
+        self.cases = [case for case in every if case.dtype in self.dtypes and settings.selects(case)]
         if not self.cases:
             raise UsageError(f"no case of profile {settings.profile} matches; `kvfence list --cases` shows them")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Dtypes of its cases."""
+        return self._settings.dtypes or self._settings.plan.dtypes
 
     @property
     def layouts(self) -> Collection[str]:

@@ -43,7 +43,7 @@ from kvfence.reports.outcome import Outcome
 ROUND = 8  # schedules that are drawn for one setup before the next
 STEPS = 14  # rules a schedule
 SETUPS = (TIGHT, ROOMY, TIGHT_PRIVATE, CHUNKED, SMALL, PRIVATE)
-NAME, REQUIREMENT, DTYPE = "search.drawn", "search.any-schedule", "float32"
+NAME, REQUIREMENT = "search.drawn", "search.any-schedule"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Search:
 
     def scenario(self, cast: Cast, setup: Setup) -> Scenario:
         """The schedule that a cast was told."""
-        return _scenario(cast, setup, NAME)
+        return _scenario(self._plan, cast, setup, NAME)
 
     def cast(self) -> Cast:
         """An empty stage. Prompts are drawn anew, and are the same each time."""
@@ -140,18 +140,22 @@ def _seeds(plan: Plan) -> Iterator[Scenario]:
     for name, (setup, direct) in SEEDS.items():
         cast = _cast(plan, name, 0)
         direct(cast)
-        yield _scenario(cast, setup, name)
+        yield _scenario(plan, cast, setup, name)
 
 
 def _cast(plan: Plan, name: str, seed: int) -> Cast:
     layouts = plan.write_layouts(seed)
     if "canary" not in layouts:
         raise UsageError(f"schedules are drawn in the canary's words, and {plan.model.path} has others")
-    return Cast(f"{name}-{DTYPE}", layouts["canary"], plan.model.path.resolve(), plan.mirror)
+    return Cast(f"{name}-{_dtype(plan)}", layouts["canary"], plan.model.path.resolve(), plan.mirror)
 
 
-def _scenario(cast: Cast, setup: Setup, name: str) -> Scenario:
-    return replace(cast.scenario(name, REQUIREMENT, setup, DTYPE), hits=())
+def _scenario(plan: Plan, cast: Cast, setup: Setup, name: str) -> Scenario:
+    return replace(cast.scenario(name, REQUIREMENT, setup, _dtype(plan)), hits=())
+
+
+def _dtype(plan: Plan) -> str:
+    return plan.dtypes[0]
 
 
 def _run(make: Callable[[], Machine], corpus: Path, number: int) -> None:

@@ -117,6 +117,14 @@ def test_every_kind_of_operation_is_drawn(plan, tmp_path):
     assert any(request.conversation for request in asked)
 
 
+def test_seeds_and_what_is_drawn_are_in_the_dtype_asked_for(plan, tmp_path):
+    half = planned(Settings("reference", "canary", "scenarios", dtypes=("bfloat16",)))
+    for each, dtype in ((plan, "float32"), (half, "bfloat16")):
+        lab, _ = hunted(each, tmp_path / dtype, lambda scenario: False, most=20)
+        assert {scenario.dtype for scenario in lab.played} == {dtype}
+        assert {scenario.name for scenario in lab.played} == {*SEEDS, searching.NAME}
+
+
 def test_the_canary_is_never_in_doubt(plan, tmp_path):
     lab, _ = hunted(plan, tmp_path, lambda scenario: False, most=200)
     assert all(map(answerable, lab.played))
@@ -183,5 +191,8 @@ def test_bad_input_is_a_line(tmp_path):
     done = CliRunner().invoke(main, ["search", "--engine", "reference", "--corpus", str(tmp_path / "file")])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
     assert "cannot write to corpus" in done.output
+    done = CliRunner().invoke(main, ["search", "--dtype", "float12"])
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "no dtype float12" in done.output
     with pytest.raises(UsageError, match="unknown engine"):
         Settings("nope", "canary")
