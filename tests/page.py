@@ -10,7 +10,7 @@ from typing import Any
 import samples
 
 from kvfence.reports import html
-from kvfence.reports.records import Record
+from kvfence.reports.records import Record, Run
 
 
 class Page(HTMLParser):
@@ -58,6 +58,12 @@ def page(lines: list[Record]) -> Page:
 
 def unpacked(text: str) -> str:
     return gzip.decompress(base64.b64decode(text, validate=True)).decode()
+
+
+def records(run: Run) -> list[Any]:
+    """What a page holds of a run's records: all but the logs of the cache."""
+    cases = [each | {"log": [], "log_left_out": each["log_left_out"] + len(each["log"])} for each in run.cases]
+    return [run.header, *run.engines, *run.noise, *cases, run.end]
 
 
 def embedded(document: str) -> Any:

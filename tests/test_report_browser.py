@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import samples
 from browsing import Opened, needs_browser, sync_api
+from page import records
 
 from kvfence.reports.records import Record
 from kvfence.reports.text import anchor
@@ -154,7 +155,7 @@ def test_download_gives_the_records(page: "Page", tmp_path: Path) -> None:
     assert download.value.suggested_filename == "kvfence-20261129T031204-7f3a.json"
     run = samples.as_run(samples.violating())
     loaded = json.loads(Path(download.value.path()).read_text())
-    assert loaded == [run.header, *run.engines, *run.noise, *run.cases, run.end]
+    assert loaded == records(run)
 
 
 def test_open_all(page: "Page", tmp_path: Path) -> None:
