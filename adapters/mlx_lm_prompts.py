@@ -16,7 +16,7 @@ class KeptPrompts:
         self.clear()
 
     def clear(self) -> None:
-        from mlx_lm.models.cache import LRUPromptCache
+        from mlx_lm.server import LRUPromptCache
 
         self._kept = LRUPromptCache(self._entries)
 

@@ -87,12 +87,15 @@ def capabilities(schedule: Schedule) -> set[str]:
     return wanted if waves(schedule) is not None else wanted | {"session"}
 
 
-def begun_before(schedule: Schedule) -> dict[str, frozenset[str]]:
-    """For each request those of which something had come by then: they were begun before it, in whatever order."""
+def served_before(schedule: Schedule, *, ended: bool) -> dict[str, frozenset[str]]:
+    """For each request those that found nothing of it in the cache, as something had come of them when it came.
+
+    With `ended`, those that had ended: one that is pushed out is begun anew, and then finds what came meanwhile.
+    """
     come: set[str] = set()
     found = {}
     for operation in schedule:
-        if operation.when:
+        if operation.when and not (ended and operation.when.tokens is not None):
             come.add(operation.when.request)
         if operation.request:
             found[operation.request.id] = frozenset(come)

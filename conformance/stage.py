@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import ceil
 
 from kvfence.adapters.api import Support
 from kvfence.adapters.check import check_observed
 from kvfence.adapters.observation import Attention, Observed
 from kvfence.adapters.player import Played
-from kvfence.adapters.schedule import begun_before, capabilities, waves
+from kvfence.adapters.schedule import Verb, capabilities, served_before, waves
 from kvfence.adapters.wire import EngineInfo
 from kvfence.conformance.control import Control, servable
 from kvfence.conformance.driven import Answer
@@ -64,14 +65,16 @@ class Stage:
         """`emptied` says whether the cache was, before; `block_size` is the engine's own, tokens.
 
         `in_waves` says that the engine was handed whole batches, and computed each in an order of its own; where it is
-        not `ordered`, it began in any order with what it had at the same time.
+        not `ordered`, it began in any order with what it had at the same time. So does one with too little room for all
+        of it, which begins anew with what it has pushed out.
         """
         self._scenario, self._played, self._observe, self._emptied = scenario, played, observe, emptied
         self._block_size = block_size or 1
         batches = (waves(scenario.schedule) if in_waves else None) or []
         self._waves = {request.id: i for i, batch in enumerate(batches) for request in batch}
-        self._begun = None if ordered else begun_before(scenario.schedule)
         self.parts = parts(scenario, played, layout)
+        pressed = self._pressed
+        self._served = None if ordered and not pressed else served_before(scenario.schedule, ended=pressed)
         ended = [part.request for part in self.parts if not part.cut]
         self.observed = check_observed(ended, played.observed) if observe else Observed()
 
@@ -112,15 +115,22 @@ class Stage:
         return tuple(found)
 
     def _before(self, place: int) -> list[Part]:
-        """What a request may have been served from: those handed over before it, and all of its own batch."""
+        """What a request may have been served from: those handed over before it, and what may have overtaken it."""
         id = self.parts[place].request.id
-        if self._begun is not None:
-            later = [p for p in self.parts[place + 1 :] if id not in self._begun.get(p.request.id, {id})]
-            return [*self.parts[:place], *later]
-        if not self._waves:
-            return self.parts[:place]
-        last = self._waves[id]
-        return [p for i, p in enumerate(self.parts) if i != place and self._waves[p.request.id] <= last]
+        if self._waves:
+            last = self._waves[id]
+            return [p for i, p in enumerate(self.parts) if i != place and self._waves[p.request.id] <= last]
+        served = self._served
+        later = [p for p in self.parts[place + 1 :] if id not in served.get(p.request.id, {id})] if served else []
+        return [*self.parts[:place], *later]
+
+    @property
+    def _pressed(self) -> bool:
+        """Whether requests may have been pushed out: told to be, or for want of room."""
+        pool, block = self._scenario.setup.pool, self._block_size
+        blocks = sum(ceil((len(p.prompt.tokens) + p.request.max_tokens) / block) for p in self.parts)
+        preempted = any(operation.verb is Verb.PREEMPT for operation in self._scenario.schedule)
+        return preempted or (pool is not None and blocks * block > pool)
 
     @cached_property
     def silent(self) -> str:

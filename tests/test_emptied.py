@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvfence.adapters.api import EngineConfig
+from kvfence.adapters.api import EngineConfig, Request
 from kvfence.adapters.player import play
 from kvfence.adapters.reference import open_engine
+from kvfence.adapters.schedule import Moment, Operation, Verb, served_before, submit
 from kvfence.conformance.plan import Plan
+from kvfence.conformance.scenarios.scenario import TIGHT
 from kvfence.conformance.settings import Settings
 from kvfence.conformance.stage import Stage
 
@@ -76,6 +78,36 @@ def test_where_there_is_no_order_a_later_one_may_have_been_begun_first(batch, pl
     assert told(batch, first, 20, emptied=True, ordered=False) is not None
     # Those that waited for it were not.
     assert told(played, "x0", 1, emptied=True, ordered=False).source is None
+
+
+def test_where_room_is_short_a_later_one_may_have_overtaken_one_that_was_pushed_out(batch, played):
+    scenario, *rest = batch
+    first = next(iter(scenario.prompts))
+
+    def held(tokens):
+        return replace(scenario, setup=replace(scenario.setup, pool=tokens)), *rest
+
+    needed = sum(-(-(len(op.request.prompt) + op.request.max_tokens) // 16) * 16 for op in scenario.schedule)
+    assert told(held(needed), first, 1, emptied=True, block_size=16).source is None
+    assert told(held(needed - 1), first, 1, emptied=True, block_size=16) is None
+    assert told(held(needed - 1), first, 20, emptied=True, block_size=16) is not None
+    # Those that waited until it had ended did not.
+    short = (replace(played[0], setup=TIGHT), *played[1:])
+    assert told(short, "x0", 1, emptied=True, block_size=16).source is None
+
+
+def test_what_is_preempted_may_be_overtaken_too(batch):
+    scenario, *rest = batch
+    first = next(iter(scenario.prompts))
+    schedule = (*scenario.schedule, Operation(Verb.PREEMPT, scenario.schedule[0].target))
+    assert told((replace(scenario, schedule=schedule), *rest), first, 1, emptied=True) is None
+
+
+def test_one_that_has_begun_finds_nothing_new_and_one_that_is_begun_anew_does():
+    a, b, c = (Request(name, (1, 2), 8) for name in "abc")
+    schedule = (submit(a), submit(b, Moment("a", 4)), submit(c, Moment("a")))
+    assert served_before(schedule, ended=False) == {"a": set(), "b": {"a"}, "c": {"a"}}
+    assert served_before(schedule, ended=True) == {"a": set(), "b": set(), "c": {"a"}}
 
 
 @pytest.mark.parametrize("emptied", [True, False])
